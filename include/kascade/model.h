@@ -10,33 +10,9 @@
 #include "kascade/chat_template.h"
 #include "kascade/plan.h"
 #include "kascade/tokenizer.h"
+#include "kascade/weight.h"
 
 namespace kascade {
-
-/// How the elements of a weight tensor are stored. The Q types are GGUF's block formats.
-enum class WeightType : uint8_t {
-  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K
-};
-
-struct WeightTypeInfo {
-  const char* name;
-  int block_elements;  // 1 for plain types, 32 or 256 for block formats
-  int block_bytes;
-};
-const WeightTypeInfo& weight_type_info(WeightType type);
-
-/// A view of a stored tensor; memory belongs to the model. A matrix maps `columns` inputs to `rows` outputs; each row
-/// is contiguous and columns is a multiple of the block. data is null when the model has no such tensor.
-struct WeightTensor {
-  const void* data = nullptr;
-  WeightType type = WeightType::kF32;
-  int64_t rows = 0;     // outputs (1 for a vector)
-  int64_t columns = 0;  // inputs, or the length of a vector
-
-  explicit operator bool() const { return data != nullptr; }
-  int64_t row_bytes() const;
-  int64_t bytes() const { return rows * row_bytes(); }
-};
 
 /// Rotary embedding: which elements of a head form a pair. GGUF "llama"/"mistral" files store q and k rows permuted so
 /// that pairs are adjacent; safetensors and GGUF qwen files pair element i with i + rotary_dim / 2.
