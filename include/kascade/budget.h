@@ -67,7 +67,8 @@ KASCADE_HOST_DEVICE constexpr int64_t count_of(const Budget& budget, int64_t len
 
 /// The budget of one tile (method.md section 7). `candidates` = x for kOnTop and kCharged prefill tiles; for a row whose
 /// own key is a candidate (kCandidate, and every row of a `step` call whose budget is not kOnTop) its position + 1.
-/// x = rolling length; length = L; query_rows = query rows of this sequence in the call.
+/// x = rolling length; length = L; query_rows, which rolling_min_rows compares with, is L in an `aligned` call ("this call"
+/// is the whole prompt, never a chunk of it) and 1 in a `step` call.
 KASCADE_HOST_DEVICE constexpr SetBudget evaluate_budget(const Budget& budget, int64_t candidates, int64_t x,
                                                         int64_t length, int64_t query_rows) {
   namespace d = budget_detail;
