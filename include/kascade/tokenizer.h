@@ -24,14 +24,17 @@ struct TokenizerData {
   std::string pre_tokenizer;  // "smollm", "llama-bpe", "qwen2", "gpt-2"; unused by SentencePiece
   std::vector<std::string> tokens;  // by id, as spelled in the file (byte-level alphabet or SentencePiece spelling)
   std::vector<TokenType> types;     // [tokens] or empty: all normal
-  std::vector<float> scores;        // SentencePiece: [tokens]
-  std::vector<std::string> merges;  // BPE: "left right" in rank order
+  std::vector<float> scores;        // SentencePiece from GGUF: [tokens]; empty when merges are given
+  // BPE: "left right" in rank order. SentencePiece from tokenizer.json has them too, instead of scores: then only listed
+  // pairs merge, lowest rank first; without them any pair whose union is a token merges, highest score first.
+  std::vector<std::string> merges;
   std::optional<int32_t> bos, eos, unknown;
   std::vector<int32_t> end_ids;     // ids that end generation (eos, end of turn)
   bool add_bos = false;             // whether the model expects a BOS in front of raw text
   bool add_space_prefix = true;     // SentencePiece
   bool byte_fallback = true;        // SentencePiece: unknown characters become byte tokens
   bool ignore_merges = false;       // llama-3: a piece that is a token as a whole is that token
+  bool normalize_nfc = false;       // qwen: text is composed (Unicode NFC) before it is cut into pieces
 };
 
 class Tokenizer {
