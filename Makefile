@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two commands do everything on a fresh Debian 12 machine: `make demo` and `make test`.
+
+JOBS ?= $(shell nproc)
+MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: help build demo test test-asan fuzz tidy format check-format bench clean deps deps-test
+
+help:
+	@echo "make demo    build the program, fetch a small model, calibrate it and compare sparse with dense"
+	@echo "make test    build everything and run all tests, sanitizers and short fuzzing included"
+	@echo "make build   the program alone: build/bin/kascade"
+	@echo "make bench   operator and whole-model timings into bench/results/"
+	@echo "make format, make tidy, make clean"
+
+deps:
+	@scripts/install_dependencies.sh program
+
+deps-test:
+	@scripts/install_dependencies.sh test
+
+build: deps
+	cmake --preset program
+	cmake --build build -j $(JOBS) --target kascade_cli
+
+$(MODEL): | deps
+	scripts/fetch_model.sh
+
+demo: build $(MODEL)
+	build/bin/kascade demo --model $(MODEL) --output build/demo
+
+test: deps-test $(MODEL)
+	scripts/run_tests.sh
+
+test-asan: deps-test
+	cmake --preset asan
+	cmake --build build/asan -j $(JOBS)
+	ctest --test-dir build/asan --output-on-failure -LE 'golden|end_to_end'
+
+fuzz: deps-test
+	scripts/run_fuzzers.sh
+
+bench: deps-test $(MODEL)
+	cmake --preset release
+	cmake --build build -j $(JOBS)
+	scripts/run_benches.sh
+
+format:
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
+check-format:
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+
+tidy: deps-test
+	cmake --preset release
+	scripts/run_tidy.sh
+
+clean:
+	rm -rf build

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/options.h"
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cli/console.h"
+
+namespace kascade::cli {
+
+void RunOptions::add_json(CLI::App& verb) { verb.add_flag("--json", json, "Print one JSON document and nothing else"); }
+
+void RunOptions::add_machine(CLI::App& verb) {
+  verb.add_option("--threads", threads, "Threads; 0 = every processor this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb.add_option("--device", device, "Where to run")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+void RunOptions::add(CLI::App& verb, bool model_required) {
+  auto* option = verb.add_option("--model,-m", model, "A .gguf file, or a folder with config.json and safetensors");
+  if (model_required) option->required();
+  verb.add_option("--compute", compute, "auto: weights as stored; f32: the reference numeric mode")
+      ->check(CLI::IsMember({"auto", "f32"}))
+      ->capture_default_str();
+  add_machine(verb);
+  add_json(verb);
+}
+
+std::shared_ptr<const Model> RunOptions::open() const {
+  require<Unsupported>(device != "cuda", "--device cuda: this build runs models on the CPU only (auto, cpu)");
+  return Model::open(model);
+}
+
+std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const Model> opened) const {
+  return PreparedModel::create(std::move(opened), compute);
+}
+
+BudgetPreset parse_budget_preset(const std::string& name) {
+  if (name == "default") return BudgetPreset::kDefault;
+  if (name == "paper") return BudgetPreset::kPaper;
+  if (name == "kernel") return BudgetPreset::kKernel;
+  throw_error<BadArgument>("--budget: expected default, paper or kernel, got '{}'", name);
+}
+
+void PolicyFlags::add(CLI::App& verb) {
+  std::string names;
+  for (const PolicyInfo& info : policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", info.name);
+  verb.add_option("--plan", plan_path, "A plan written by calibrate or plan import");
+  verb.add_option("--policy", name, "Attention policy (default: kascade with a plan, else dense): " + names);
+  verb.add_option("--budget", budget, "Budget preset")
+      ->check(CLI::IsMember({"default", "paper", "kernel"}))
+      ->capture_default_str();
+  verb.add_option("--percent", percent, "Share of the keys to select, in percent (0, 100]; presets say 10");
+  verb.add_option("--floor", floor, "Least number of selected keys; presets say 128");
+  verb.add_option("--tile", tile, "Query tokens per prefill tile, 1..128; presets say 32");
+  verb.add_option("--sinks", sinks, "First keys that are always attended");
+  verb.add_option("--recent", recent, "Last keys before the tile that are always attended");
+  auto* on = verb.add_flag("--rolling", rolling, "Prefill budgets follow the tile's position");
+  verb.add_flag("--no-rolling", no_rolling, "Prefill budgets follow the prompt's length")->excludes(on);
+  verb.add_option("--anchors", anchors, "Anchor layers in place of the plan's, e.g. 0,2,8")->delimiter(',');
+  verb.add_flag("--allow-other-model", allow_other_model, "Accept a plan made from another model of the same shape");
+}
+
+std::shared_ptr<const Policy> PolicyFlags::make(const Model& model, std::optional<Plan>* plan) const {
+  PolicyOptions options;
+  options.budget = parse_budget_preset(budget);
+  options.percent = percent;
+  options.floor = floor;
+  options.tile = tile;
+  options.sinks = sinks;
+  options.recent = recent;
+  if (rolling || no_rolling) options.rolling = rolling;
+  options.anchors = anchors;
+  if (!plan_path.empty()) {
+    *plan = load_plan(plan_path);
+    const std::string warning = check_plan_model(**plan, model.identity(), allow_other_model);
+    if (!warning.empty()) note("warning: " + warning);
+  }
+  const std::string chosen = !name.empty() ? name : plan_path.empty() ? "dense" : "kascade";
+  return make_policy(chosen, options, model.identity(), plan->has_value() ? &**plan : nullptr);
+}
+
+void TextSource::add(CLI::App& verb, const std::string& text_option, const std::string& file_option,
+                     bool tokens_option) {
+  auto* group = verb.add_option_group("input", "exactly one of");
+  if (!text_option.empty()) {
+    group->add_option_function<std::string>(
+        text_option,
+        [this](const std::string& value) {
+          text = value;
+          text_given = true;
+        },
+        "The text itself");
+  }
+  if (!file_option.empty()) group->add_option(file_option, file, "A file, taken byte for byte");
+  if (tokens_option) group->add_option("--tokens", tokens, "A file with a JSON array of token ids");
+  group->require_option(1);
+}
+
+std::string TextSource::read_text() const { return text_given ? text : read_file(file); }
+
+std::vector<int32_t> TextSource::ids(const Tokenizer& tokenizer, bool parse_special) const {
+  if (!tokens.empty()) return read_token_file(tokens, tokenizer.size());
+  std::vector<int32_t> ids = tokenizer.encode(read_text(), parse_special);
+  if (tokenizer.data().add_bos && tokenizer.data().bos &&
+      (ids.empty() || ids.front() != *tokenizer.data().bos)) {
+    ids.insert(ids.begin(), *tokenizer.data().bos);
+  }
+  return ids;
+}
+
+std::vector<int32_t> read_token_file(const std::string& path, int32_t vocabulary) {
+  const Json document = load_json(path);
+  require<BadFile>(document.is_array(), "{}: expected a JSON array of token ids, got {}", path, document.type_name());
+  std::vector<int32_t> ids;
+  ids.reserve(document.size());
+  for (size_t i = 0; i < document.size(); ++i) {
+    const Json& item = document[i];
+    require<BadFile>(item.is_number_integer(), "{}: [{}]: expected a token id, got {}", path, i, item.type_name());
+    const bool fits = item.is_number_unsigned() && item.get<uint64_t>() < static_cast<uint64_t>(vocabulary);
+    require<BadFile>(fits, "{}: [{}]: expected an id in 0..{}, got {}", path, i, vocabulary - 1, item.dump());
+    ids.push_back(item.get<int32_t>());
+  }
+  return ids;
+}
+
+}  // namespace kascade::cli

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Option groups that several verbs share, and what they turn into.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kascade/engine.h"
+#include "kascade/model.h"
+#include "kascade/plan.h"
+#include "kascade/policy.h"
+
+namespace kascade::cli {
+
+/// --model --compute --threads --device --json
+struct RunOptions {
+  std::string model;
+  std::string compute = "auto";
+  int threads = 0;
+  std::string device = "auto";
+  bool json = false;
+
+  void add_json(CLI::App& verb);
+  void add_machine(CLI::App& verb);  // --threads --device
+  void add(CLI::App& verb, bool model_required = true);
+  std::shared_ptr<const Model> open() const;
+  std::shared_ptr<const PreparedModel> prepare(std::shared_ptr<const Model> opened) const;
+};
+
+/// --plan --policy and the policy's options.
+struct PolicyFlags {
+  std::string plan_path;
+  std::string name;
+  std::string budget = "default";
+  std::optional<double> percent;
+  std::optional<int> floor, tile, sinks, recent;
+  bool rolling = false, no_rolling = false;
+  std::vector<int> anchors;
+  bool allow_other_model = false;
+
+  void add(CLI::App& verb);
+  /// The policy for this model; shows a plan's warning on standard error. Fills plan when one was given.
+  std::shared_ptr<const Policy> make(const Model& model, std::optional<Plan>* plan) const;
+};
+
+/// A text or the ids that stand for it: exactly one of --prompt/--text, --prompt-file/--file, --tokens.
+struct TextSource {
+  std::string text;
+  std::string file;
+  std::string tokens;
+  bool text_given = false;
+
+  /// Names of the options as the verb spells them ("--prompt", "--prompt-file"); an empty name leaves one out.
+  void add(CLI::App& verb, const std::string& text_option, const std::string& file_option, bool tokens_option);
+  /// Ids with a BOS in front where the model wants one (never for --tokens).
+  std::vector<int32_t> ids(const Tokenizer& tokenizer, bool parse_special = false) const;
+  std::string read_text() const;
+};
+
+/// A JSON array of token ids, each inside the vocabulary. Throws BadFile naming file and index.
+std::vector<int32_t> read_token_file(const std::string& path, int32_t vocabulary);
+
+BudgetPreset parse_budget_preset(const std::string& name);
+
+}  // namespace kascade::cli

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What `make test` runs: formatting, the whole suite in release, the unit tests under ASan and UBSan, short fuzzing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+
+step() { printf '\n== %s (%s)\n' "$1" "$(date +%T)"; }
+
+step "formatting"
+make --no-print-directory check-format
+
+step "release: build"
+cmake --preset release >/dev/null
+cmake --build build -j "$jobs"
+step "release: tests"
+ctest --test-dir build --output-on-failure
+
+if command -v nvcc >/dev/null && [ -d src/attention/cuda ]; then
+  step "CUDA: build"
+  cmake --preset cuda >/dev/null
+  cmake --build build/cuda -j "$jobs"
+  step "CUDA: tests that need no GPU"
+  ctest --test-dir build/cuda --output-on-failure -L cuda_host
+fi
+
+step "ASan and UBSan: build"
+cmake --preset asan >/dev/null
+cmake --build build/asan -j "$jobs"
+step "ASan and UBSan: unit tests"
+ctest --test-dir build/asan --output-on-failure -LE 'golden|end_to_end'
+
+step "fuzzing"
+scripts/run_fuzzers.sh
+step "done"
