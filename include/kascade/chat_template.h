@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kascade/tokenizer.h"
+
 namespace kascade {
 
 struct ChatMessage {
@@ -21,6 +23,13 @@ struct ChatTemplateLimits {
   size_t max_output_bytes = size_t{16} << 20;
 };
 
+/// A rendered conversation and where in it the text of messages went: Tokenizer::encode_marked takes both, so
+/// that a control-token spelling inside a message stays text while the template's own become tokens.
+struct RenderedChat {
+  std::string text;
+  std::vector<TextRange> from_messages;  // ascending, disjoint
+};
+
 class ChatTemplate {
  public:
   /// Throws BadFile (syntax) or Unsupported (a construct outside the subset), with the line in the template.
@@ -31,6 +40,13 @@ class ChatTemplate {
   virtual std::string render(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
                              const std::string& bos_token, const std::string& eos_token,
                              const ChatTemplateLimits& limits = {}) const = 0;
+
+  /// The same text as render, with the bytes that came from a message's role or content marked. Text that the
+  /// template cuts, trims, joins or replaces keeps its marks; what it rewrites otherwise (tojson) is marked
+  /// as a whole.
+  virtual RenderedChat render_marked(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
+                                     const std::string& bos_token, const std::string& eos_token,
+                                     const ChatTemplateLimits& limits = {}) const = 0;
 };
 
 }  // namespace kascade

@@ -2,6 +2,7 @@
 // Text to token ids and back: byte-level BPE (GPT-2 family) and SentencePiece-type vocabularies.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -31,10 +32,18 @@ struct TokenizerData {
   std::optional<int32_t> bos, eos, unknown;
   std::vector<int32_t> end_ids;     // ids that end generation (eos, end of turn)
   bool add_bos = false;             // whether the model expects a BOS in front of raw text
-  bool add_space_prefix = true;     // SentencePiece
+  bool add_space_prefix = true;     // SentencePiece: in front of the text and after every special token
+  bool space_prefix_once = false;   // SentencePiece: in front of the text only (Metaspace "first")
   bool byte_fallback = true;        // SentencePiece: unknown characters become byte tokens
   bool ignore_merges = false;       // llama-3: a piece that is a token as a whole is that token
   bool normalize_nfc = false;       // qwen: text is composed (Unicode NFC) before it is cut into pieces
+};
+
+/// The bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0;
+  size_t end = 0;
+  bool operator==(const TextRange&) const = default;
 };
 
 class Tokenizer {
@@ -46,6 +55,10 @@ class Tokenizer {
   /// Ids of a text, byte for byte, no BOS added. Spellings of control tokens inside the text are plain text unless
   /// parse_special. Invalid UTF-8 is encoded byte by byte, never an error. Near-linear time in the length of text.
   virtual std::vector<int32_t> encode(std::string_view text, bool parse_special = false) const = 0;
+
+  /// Ids of a text of which only a part is trusted: as encode(text, true), but a control-token spelling that touches
+  /// one of the ranges `plain` (ascending, disjoint, inside text; else BadArgument) stays plain text.
+  virtual std::vector<int32_t> encode_marked(std::string_view text, std::span<const TextRange> plain) const = 0;
 
   /// Bytes of one token: may be a part of a character. Throws BadArgument for an id outside the vocabulary.
   virtual std::string_view token_bytes(int32_t id) const = 0;
