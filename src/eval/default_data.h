@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The text that the program carries inside itself (data/README.md): works wherever the program is installed.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace kascade {
+
+/// data/calibration.jsonl: question records and book excerpts, interleaved; the last
+/// kDefaultValidationPrompts are kept out of every choice.
+std::string_view default_calibration();
+constexpr int64_t kDefaultValidationPrompts = 6;
+
+/// data/document.txt: the document of the demo, and the haystack of validation passkeys.
+std::string_view default_document();
+
+/// data/haystack.txt: the haystack of the passkeys that the choice of anchors sees; another book than the
+/// document.
+std::string_view default_haystack();
+
+}  // namespace kascade
