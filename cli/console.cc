@@ -49,7 +49,9 @@ void install_signal_handlers() {
 void print(std::string_view text) { write_all(text, false); }
 void print_now(std::string_view text) { write_all(text, true); }
 void print_json(const Json& document) { write_all(dump_json(document, 2) + "\n", true); }
-void note(std::string_view text) { std::fprintf(stderr, "%.*s\n", static_cast<int>(text.size()), text.data()); }
+void note(std::string_view text) {
+  std::fprintf(stderr, "%.*s\n", static_cast<int>(text.size()), text.data());
+}
 
 std::string one_line(std::string_view text) {
   std::string line(text);
@@ -83,7 +85,8 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t i = 0; i < rows[r].size(); ++i) {
-      text += i == 0 ? fmt::format("{:<{}}", rows[r][i], widths[i]) : fmt::format("  {:>{}}", rows[r][i], widths[i]);
+      text += i == 0 ? fmt::format("{:<{}}", rows[r][i], widths[i])
+                     : fmt::format("  {:>{}}", rows[r][i], widths[i]);
     }
     text += '\n';
     if (r == 0) {

@@ -42,7 +42,8 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// fraction in [0, 1] of the stage; a negative seconds_left is estimated from the time since the stage began.
+  /// fraction in [0, 1] of the stage; a negative seconds_left is estimated from the time since the stage
+  /// began.
   void update(std::string_view stage, double fraction, double seconds_left = -1);
   /// Takes the bar off the screen so that something else can be written.
   void clear();

@@ -12,9 +12,9 @@
 namespace {
 
 constexpr kascade::cli::AddVerb kVerbs[] = {
-    kascade::cli::add_inspect,  kascade::cli::add_tokenize, kascade::cli::add_calibrate,
-    kascade::cli::add_plan,     kascade::cli::add_generate, kascade::cli::add_chat,
-    kascade::cli::add_perplexity, kascade::cli::add_bench,  kascade::cli::add_demo,
+    kascade::cli::add_inspect,    kascade::cli::add_tokenize, kascade::cli::add_calibrate,
+    kascade::cli::add_plan,       kascade::cli::add_generate, kascade::cli::add_chat,
+    kascade::cli::add_perplexity, kascade::cli::add_bench,    kascade::cli::add_demo,
 };
 
 int fail(const char* message) {
@@ -27,7 +27,8 @@ int fail(const char* message) {
 int main(int argc, char** argv) {
   kascade::cli::install_signal_handlers();
   std::function<void()> run;
-  CLI::App app{"Sparse attention for long contexts: calibrate a model once, then run it several times cheaper."};
+  CLI::App app{
+      "Sparse attention for long contexts: calibrate a model once, then run it several times cheaper."};
   app.name("kascade");
   app.set_version_flag("--version", KASCADE_VERSION);
   app.require_subcommand(1);

@@ -3,12 +3,14 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "cli/console.h"
+#include "eval/prompts.h"
 
 namespace kascade::cli {
 
-void RunOptions::add_json(CLI::App& verb) { verb.add_flag("--json", json, "Print one JSON document and nothing else"); }
+void RunOptions::add_json(CLI::App& verb) {
+  verb.add_flag("--json", json, "Print one JSON document and nothing else");
+}
 
 void RunOptions::add_machine(CLI::App& verb) {
   verb.add_option("--threads", threads, "Threads; 0 = every processor this process may use")
@@ -20,7 +22,8 @@ void RunOptions::add_machine(CLI::App& verb) {
 }
 
 void RunOptions::add(CLI::App& verb, bool model_required) {
-  auto* option = verb.add_option("--model,-m", model, "A .gguf file, or a folder with config.json and safetensors");
+  auto* option =
+      verb.add_option("--model,-m", model, "A .gguf file, or a folder with config.json and safetensors");
   if (model_required) option->required();
   verb.add_option("--compute", compute, "auto: weights as stored; f32: the reference numeric mode")
       ->check(CLI::IsMember({"auto", "f32"}))
@@ -47,7 +50,8 @@ BudgetPreset parse_budget_preset(const std::string& name) {
 
 void PolicyFlags::add(CLI::App& verb) {
   std::string names;
-  for (const PolicyInfo& info : policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", info.name);
+  for (const PolicyInfo& info : policies())
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", info.name);
   verb.add_option("--plan", plan_path, "A plan written by calibrate or plan import");
   verb.add_option("--policy", name, "Attention policy (default: kascade with a plan, else dense): " + names);
   verb.add_option("--budget", budget, "Budget preset")
@@ -61,7 +65,8 @@ void PolicyFlags::add(CLI::App& verb) {
   auto* on = verb.add_flag("--rolling", rolling, "Prefill budgets follow the tile's position");
   verb.add_flag("--no-rolling", no_rolling, "Prefill budgets follow the prompt's length")->excludes(on);
   verb.add_option("--anchors", anchors, "Anchor layers in place of the plan's, e.g. 0,2,8")->delimiter(',');
-  verb.add_flag("--allow-other-model", allow_other_model, "Accept a plan made from another model of the same shape");
+  verb.add_flag("--allow-other-model", allow_other_model,
+                "Accept a plan made from another model of the same shape");
 }
 
 std::shared_ptr<const Policy> PolicyFlags::make(const Model& model, std::optional<Plan>* plan) const {
@@ -102,29 +107,9 @@ void TextSource::add(CLI::App& verb, const std::string& text_option, const std::
 
 std::string TextSource::read_text() const { return text_given ? text : read_file(file); }
 
-std::vector<int32_t> TextSource::ids(const Tokenizer& tokenizer, bool parse_special) const {
-  if (!tokens.empty()) return read_token_file(tokens, tokenizer.size());
-  std::vector<int32_t> ids = tokenizer.encode(read_text(), parse_special);
-  if (tokenizer.data().add_bos && tokenizer.data().bos &&
-      (ids.empty() || ids.front() != *tokenizer.data().bos)) {
-    ids.insert(ids.begin(), *tokenizer.data().bos);
-  }
-  return ids;
-}
-
-std::vector<int32_t> read_token_file(const std::string& path, int32_t vocabulary) {
-  const Json document = load_json(path);
-  require<BadFile>(document.is_array(), "{}: expected a JSON array of token ids, got {}", path, document.type_name());
-  std::vector<int32_t> ids;
-  ids.reserve(document.size());
-  for (size_t i = 0; i < document.size(); ++i) {
-    const Json& item = document[i];
-    require<BadFile>(item.is_number_integer(), "{}: [{}]: expected a token id, got {}", path, i, item.type_name());
-    const bool fits = item.is_number_unsigned() && item.get<uint64_t>() < static_cast<uint64_t>(vocabulary);
-    require<BadFile>(fits, "{}: [{}]: expected an id in 0..{}, got {}", path, i, vocabulary - 1, item.dump());
-    ids.push_back(item.get<int32_t>());
-  }
-  return ids;
+std::vector<int32_t> TextSource::ids(const Tokenizer& tokenizer) const {
+  if (!tokens.empty()) return load_tokens(tokens, tokenizer.size());
+  return text_tokens(tokenizer, read_text());
 }
 
 }  // namespace kascade::cli

@@ -54,15 +54,14 @@ struct TextSource {
   std::string tokens;
   bool text_given = false;
 
-  /// Names of the options as the verb spells them ("--prompt", "--prompt-file"); an empty name leaves one out.
-  void add(CLI::App& verb, const std::string& text_option, const std::string& file_option, bool tokens_option);
+  /// Names of the options as the verb spells them ("--prompt", "--prompt-file"); an empty name leaves one
+  /// out.
+  void add(CLI::App& verb, const std::string& text_option, const std::string& file_option,
+           bool tokens_option);
   /// Ids with a BOS in front where the model wants one (never for --tokens).
-  std::vector<int32_t> ids(const Tokenizer& tokenizer, bool parse_special = false) const;
+  std::vector<int32_t> ids(const Tokenizer& tokenizer) const;
   std::string read_text() const;
 };
-
-/// A JSON array of token ids, each inside the vocabulary. Throws BadFile naming file and index.
-std::vector<int32_t> read_token_file(const std::string& path, int32_t vocabulary);
 
 BudgetPreset parse_budget_preset(const std::string& name);
 

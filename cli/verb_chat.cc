@@ -11,6 +11,7 @@
 #include "cli/generate_options.h"
 #include "cli/options.h"
 #include "cli/verb.h"
+#include "eval/prompts.h"
 
 namespace kascade::cli {
 namespace {
@@ -25,7 +26,8 @@ struct Chat {
     const auto model = options.open();
     std::optional<Plan> plan;
     const auto policy = policy_flags.make(*model, &plan);
-    require<Unsupported>(!model->chat_template_source().empty(), "{}: the model has no chat template", model->path());
+    require<Unsupported>(!model->chat_template_source().empty(), "{}: the model has no chat template",
+                         model->path());
     EngineOptions engine_options;
     engine_options.threads = options.threads;
     const auto engine = Engine::create(options.prepare(model), engine_options);
@@ -43,9 +45,10 @@ struct Chat {
       if (line.empty() && terminal) break;
       if (line.empty()) continue;
       messages.push_back({"user", line});
-      const std::vector<int32_t> ids = chat_prompt_ids(*model, messages);
+      const std::vector<int32_t> ids = chat_tokens(*model, messages);
       // Earlier turns are cached: only what differs is read again.
-      const auto common = std::mismatch(ids.begin(), ids.end(), cached.begin(), cached.end()).first - ids.begin();
+      const auto common =
+          std::mismatch(ids.begin(), ids.end(), cached.begin(), cached.end()).first - ids.begin();
       const int64_t keep = std::min<int64_t>(common, static_cast<int64_t>(ids.size()) - 1);
       sequence->truncate(std::min(keep, sequence->length()));
       const auto fresh = std::span(ids).subspan(sequence->length());
@@ -58,7 +61,9 @@ struct Chat {
       cached.insert(cached.end(), result.token_ids.begin(), result.token_ids.end());
       cached.resize(std::min<size_t>(cached.size(), sequence->length()));
       messages.push_back({"assistant", result.text});
-      turns.push_back({{"user", line}, {"assistant", result.text}, {"new_tokens", result.new_tokens},
+      turns.push_back({{"user", line},
+                       {"assistant", result.text},
+                       {"new_tokens", result.new_tokens},
                        {"cached_tokens", static_cast<int64_t>(ids.size() - fresh.size())}});
       require<Cancelled>(result.finish != "cancelled", "interrupted");
     }

@@ -8,6 +8,7 @@
 #include "cli/generate_options.h"
 #include "cli/options.h"
 #include "cli/verb.h"
+#include "eval/prompts.h"
 
 namespace kascade::cli {
 namespace {
@@ -23,7 +24,7 @@ struct Generate {
   std::vector<int32_t> prompt_ids(const Model& model) const {
     if (!chat) return source.ids(model.tokenizer());
     require<BadArgument>(source.tokens.empty(), "--chat: expected --prompt or --prompt-file, got --tokens");
-    return chat_prompt_ids(model, {{"user", source.read_text()}});
+    return chat_tokens(model, std::vector<ChatMessage>{{"user", source.read_text()}});
   }
 
   void run() const {
@@ -61,11 +62,12 @@ struct Generate {
                   {"memory_bytes", engine->memory_bytes()}});
     } else {
       print_now("\n");
-      note("\n" + table({{"", "tokens", "seconds", "tokens/s"},
-                         {"prefill", std::to_string(result.prompt_tokens),
-                          fmt::format("{:.2f}", result.prefill_seconds), fmt::format("{:.1f}", prefill_rate)},
-                         {"decode", std::to_string(std::max<int64_t>(result.new_tokens - 1, 0)),
-                          fmt::format("{:.2f}", result.decode_seconds), fmt::format("{:.1f}", decode_rate)}}) +
+      note("\n" +
+           table({{"", "tokens", "seconds", "tokens/s"},
+                  {"prefill", std::to_string(result.prompt_tokens),
+                   fmt::format("{:.2f}", result.prefill_seconds), fmt::format("{:.1f}", prefill_rate)},
+                  {"decode", std::to_string(std::max<int64_t>(result.new_tokens - 1, 0)),
+                   fmt::format("{:.2f}", result.decode_seconds), fmt::format("{:.1f}", decode_rate)}}) +
            policy->describe());
     }
     require<Cancelled>(result.finish != "cancelled", "interrupted after {} new tokens", result.new_tokens);
@@ -84,7 +86,8 @@ void add_generate(CLI::App& app, std::function<void()>* run) {
   verb->add_flag("--chat", generate->chat, "Wrap the prompt as one user turn of the model's chat template");
   verb->add_flag("--ignore-end", generate->ignore_end, "Go on past end-of-text tokens");
   verb->footer(
-      "Example: kascade generate --model model.gguf --plan plan.json --prompt-file report.txt --max-tokens 200");
+      "Example: kascade generate --model model.gguf --plan plan.json --prompt-file report.txt --max-tokens "
+      "200");
   verb->callback([generate, run] { *run = [generate] { generate->run(); }; });
 }
 

@@ -20,7 +20,8 @@ struct Inspect {
     const Tokenizer& tokenizer = model->tokenizer();
     const int64_t tokens = context > 0 ? context : config.context;
     const int64_t kv_element_bytes = options.compute == "f32" ? 4 : 2;
-    const int64_t kv_bytes = int64_t{2} * config.layers * config.kv_heads * config.head_dim * kv_element_bytes;
+    const int64_t kv_bytes =
+        int64_t{2} * config.layers * config.kv_heads * config.head_dim * kv_element_bytes;
     const std::string tokenizer_name = tokenizer.data().kind == TokenizerKind::kByteBpe
                                            ? "byte-level BPE (" + tokenizer.data().pre_tokenizer + ")"
                                            : "SentencePiece";
@@ -45,12 +46,15 @@ struct Inspect {
                   {"fingerprint", model->identity().fingerprint}});
       return;
     }
-    const auto line = [](const char* key, const std::string& value) { print(fmt::format("{:<18}{}\n", key, one_line(value))); };
+    const auto line = [](const char* key, const std::string& value) {
+      print(fmt::format("{:<18}{}\n", key, one_line(value)));
+    };
     line("model", config.name.empty() ? model->path() : config.name);
     line("architecture", config.architecture);
     line("layers", std::to_string(config.layers));
     line("hidden, ffn", fmt::format("{}, {}", config.hidden, config.ffn));
-    line("heads", fmt::format("{} query, {} KV, dimension {}", config.query_heads, config.kv_heads, config.head_dim));
+    line("heads",
+         fmt::format("{} query, {} KV, dimension {}", config.query_heads, config.kv_heads, config.head_dim));
     line("context", fmt::format("{} tokens", config.context));
     line("rope", fmt::format("theta {}, pairs {}", config.rope_theta,
                              config.rope_layout == RopeLayout::kAdjacent ? "adjacent" : "in halves"));
@@ -60,7 +64,8 @@ struct Inspect {
     line("weights", fmt::format("{} ({}, embedding {})", human_bytes(model->weights().bytes),
                                 weight_type_info(model->weights().layers[0].gate.type).name,
                                 weight_type_info(model->weights().embedding.type).name));
-    line("KV cache", fmt::format("{} a token, {} at {} tokens", human_bytes(kv_bytes), human_bytes(kv_bytes * tokens), tokens));
+    line("KV cache", fmt::format("{} a token, {} at {} tokens", human_bytes(kv_bytes),
+                                 human_bytes(kv_bytes * tokens), tokens));
     line("fingerprint", model->identity().fingerprint);
   }
 };
@@ -70,9 +75,11 @@ struct Inspect {
 void add_inspect(CLI::App& app, std::function<void()>* run) {
   auto inspect = std::make_shared<Inspect>();
   CLI::App* verb = app.add_subcommand("inspect", "Check a model file and show what it is and what it needs");
-  verb->add_option("MODEL,--model,-m", inspect->options.model, "A .gguf file, or a folder with config.json and safetensors")
+  verb->add_option("MODEL,--model,-m", inspect->options.model,
+                   "A .gguf file, or a folder with config.json and safetensors")
       ->required();
-  verb->add_option("--context", inspect->context, "Tokens to state the cache's size for (default: the model's context)")
+  verb->add_option("--context", inspect->context,
+                   "Tokens to state the cache's size for (default: the model's context)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   verb->add_option("--compute", inspect->options.compute, "auto or f32: decides the cache's type")
       ->check(CLI::IsMember({"auto", "f32"}))

@@ -20,32 +20,37 @@ void show(const std::string& path, const std::string& svg, bool json) {
     print(plan_to_json(plan));
     return;
   }
-  const auto line = [](const char* key, const std::string& value) { print(fmt::format("{:<14}{}\n", key, one_line(value))); };
-  line("model", fmt::format("{}, {} layers, {}/{} heads, d {}{}",
-                            plan.model.architecture.empty() ? "unknown architecture" : plan.model.architecture,
-                            plan.model.layers, plan.model.query_heads, plan.model.kv_heads, plan.model.head_dim,
-                            plan.model.fingerprint.empty() ? "" : ", fingerprint " + plan.model.fingerprint));
-  line("anchors", fmt::format("{} ({} of {} layers)", fmt::join(plan.anchors, ", "), plan.anchors.size(), plan.model.layers));
-  line("method", fmt::format("{}, tile {}, K_cal {}, {} over tiles, {} forward, importance {}", plan.settings.method,
-                             plan.settings.tile, plan.settings.similarity_k, plan.settings.aggregation,
-                             plan.settings.forward, plan.settings.importance ? "on" : "off"));
+  const auto line = [](const char* key, const std::string& value) {
+    print(fmt::format("{:<14}{}\n", key, one_line(value)));
+  };
+  line("model",
+       fmt::format("{}, {} layers, {}/{} heads, d {}{}",
+                   plan.model.architecture.empty() ? "unknown architecture" : plan.model.architecture,
+                   plan.model.layers, plan.model.query_heads, plan.model.kv_heads, plan.model.head_dim,
+                   plan.model.fingerprint.empty() ? "" : ", fingerprint " + plan.model.fingerprint));
+  line("anchors", fmt::format("{} ({} of {} layers)", fmt::join(plan.anchors, ", "), plan.anchors.size(),
+                              plan.model.layers));
+  line("method",
+       fmt::format("{}, tile {}, K_cal {}, {} over tiles, {} forward, importance {}", plan.settings.method,
+                   plan.settings.tile, plan.settings.similarity_k, plan.settings.aggregation,
+                   plan.settings.forward, plan.settings.importance ? "on" : "off"));
   line("budget", fmt::format("{}, {} %", plan.settings.budget, plan.settings.percent_hundredths / 100.0));
   if (plan.data.prompts > 0) {
-    line("data", fmt::format("{}: {} prompts, {} tokens, hash {}", plan.data.name, plan.data.prompts, plan.data.tokens,
-                             plan.data.hash));
+    line("data", fmt::format("{}: {} prompts, {} tokens, hash {}", plan.data.name, plan.data.prompts,
+                             plan.data.tokens, plan.data.hash));
   }
   if (plan.validation) {
     line("validation", fmt::format("{}: KL {:.4f}, top-1 {:.3f}, passkey {:.3f} (dense {:.3f}), {} prompts",
                                    plan.validation->passed ? "passed" : "NOT passed", plan.validation->kl,
-                                   plan.validation->top1, plan.validation->passkey, plan.validation->passkey_dense,
-                                   plan.validation->prompts));
+                                   plan.validation->top1, plan.validation->passkey,
+                                   plan.validation->passkey_dense, plan.validation->prompts));
   }
   if (!plan.candidates.empty()) {
     std::vector<std::vector<std::string>> rows = {{"anchors", "M", "KL", "top-1", "passkey"}};
     for (const PlanCandidate& candidate : plan.candidates) {
-      rows.push_back({fmt::format("{}", fmt::join(candidate.anchors, ",")), std::to_string(candidate.anchors.size()),
-                      fmt::format("{:.4f}", candidate.kl), fmt::format("{:.3f}", candidate.top1),
-                      fmt::format("{:.3f}", candidate.passkey)});
+      rows.push_back({fmt::format("{}", fmt::join(candidate.anchors, ",")),
+                      std::to_string(candidate.anchors.size()), fmt::format("{:.4f}", candidate.kl),
+                      fmt::format("{:.3f}", candidate.top1), fmt::format("{:.3f}", candidate.passkey)});
     }
     print("\n" + table(rows));
   }
@@ -102,17 +107,20 @@ void add_plan(CLI::App& app, std::function<void()>* run) {
 
   CLI::App* show_verb = verb->add_subcommand("show", "Print a plan; --svg draws its similarity matrix");
   show_verb->add_option("FILE", plan->path, "A plan")->required();
-  show_verb->add_option("--svg", plan->svg, "Write the similarity matrix with the anchors marked, and quality against M");
+  show_verb->add_option("--svg", plan->svg,
+                        "Write the similarity matrix with the anchors marked, and quality against M");
   show_verb->add_flag("--json", plan->json, "Print one JSON document and nothing else");
   show_verb->callback([plan, run] { *run = [plan] { show(plan->path, plan->svg, plan->json); }; });
 
   CLI::App* import_verb = verb->add_subcommand("import", "Turn a published head map (.npy) into a plan");
-  import_verb->add_option("FILE", plan->path, "int32 [layers, kv_heads]; anchors from its name unless given")->required();
+  import_verb->add_option("FILE", plan->path, "int32 [layers, kv_heads]; anchors from its name unless given")
+      ->required();
   import_verb->add_option("--model,-m", plan->model, "The model it belongs to")->required();
   import_verb->add_option("--anchors", plan->anchors, "Anchor layers, e.g. 0,2,8")->delimiter(',');
   import_verb->add_option("--output,-o", plan->output, "Where to write the plan")->required();
   import_verb->add_flag("--json", plan->json, "Print one JSON document and nothing else");
-  import_verb->footer("Example: kascade plan import map_layers_0_2_8_13_14.npy --model model.gguf --output plan.json");
+  import_verb->footer(
+      "Example: kascade plan import map_layers_0_2_8_13_14.npy --model model.gguf --output plan.json");
   import_verb->callback([plan, run] { *run = [plan] { plan->import(); }; });
 
   CLI::App* diff_verb = verb->add_subcommand("diff", "Say in what two plans differ");

@@ -93,11 +93,4 @@ class Model {
   std::string fingerprint_;
 };
 
-/// Token ids of a conversation in the model's chat template. Control tokens that the template spells become those tokens;
-/// spellings of control tokens inside the messages stay text. A BOS stands in front exactly once where the model wants
-/// one. Throws Unsupported when the model has no template or rewrites a message that spells a control token, BadFile when
-/// the template fails.
-std::vector<int32_t> chat_prompt_ids(const Model& model, const std::vector<ChatMessage>& messages,
-                                     bool add_generation_prompt = true);
-
 }  // namespace kascade
