@@ -2,6 +2,7 @@
 #include "eval/prompts.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -79,6 +80,13 @@ std::string record_source(const std::string& source, int64_t line) {
   return fmt::format("{}: line {}", source, line);
 }
 
+std::vector<int32_t> with_bos(const Tokenizer& tokenizer, std::vector<int32_t> ids) {
+  const TokenizerData& data = tokenizer.data();
+  if (data.add_bos && data.bos && (ids.empty() || ids.front() != *data.bos))
+    ids.insert(ids.begin(), *data.bos);
+  return ids;
+}
+
 }  // namespace
 
 PromptSet parse_prompts(std::string_view text, const std::string& source) {
@@ -110,22 +118,27 @@ std::vector<int32_t> load_tokens(const std::string& path, int32_t vocabulary) {
 }
 
 std::vector<int32_t> text_tokens(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids = tokenizer.encode(text);
-  const TokenizerData& data = tokenizer.data();
-  if (data.add_bos && data.bos && (ids.empty() || ids.front() != *data.bos))
-    ids.insert(ids.begin(), *data.bos);
-  return ids;
+  return with_bos(tokenizer, tokenizer.encode(text));
 }
 
 std::vector<int32_t> chat_tokens(const Model& model, std::span<const ChatMessage> messages) {
-  if (!model.chat_template_source().empty())
-    return chat_prompt_ids(model, std::vector<ChatMessage>(messages.begin(), messages.end()));
+  const Tokenizer& tokenizer = model.tokenizer();
+  if (!model.chat_template_source().empty()) {
+    const TokenizerData& data = tokenizer.data();
+    const auto spelling = [&data](std::optional<int32_t> id) {
+      return id ? data.tokens[*id] : std::string();
+    };
+    const RenderedChat chat =
+        ChatTemplate::parse(model.chat_template_source())
+            ->render_marked({messages.begin(), messages.end()}, true, spelling(data.bos), spelling(data.eos));
+    return with_bos(tokenizer, tokenizer.encode_marked(chat.text, chat.from_messages));
+  }
   std::string text;
   for (const ChatMessage& message : messages) {
     if (!text.empty()) text += "\n\n";
     text += message.content;
   }
-  return text_tokens(model.tokenizer(), text);
+  return text_tokens(tokenizer, text);
 }
 
 std::string question_text(const PromptRecord& record) {
