@@ -14,9 +14,9 @@ namespace kascade {
 struct ModelIdentity {
   std::string architecture;  // "llama", "mistral", "qwen2", "qwen3"; empty in an imported published map without a model
   int layers = 0;
-  int query_heads = 0;
+  int query_heads = 0;  // 0 = unknown (an imported head map)
   int kv_heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;  // 0 = unknown
   std::string fingerprint;  // 16 hex digits over the attention norms rounded to bf16; empty when unknown
 };
 
@@ -24,7 +24,7 @@ struct ModelIdentity {
 struct CalibrationSettings {
   std::string method = "measured";    // "published" | "budget" | "measured" | "imported"
   int tile = 32;                      // query tokens per tile, 1..128
-  int similarity_k = 32;              // K_cal: selected keys per set besides the own tile
+  int similarity_k = 32;              // K_cal: selected keys per set besides the own tile; 0 = the run-time budget
   std::string aggregation = "min";    // over the tiles and steps of a prompt: "min" | "mean"
   std::string forward = "dense";      // while collecting: "dense" | "sparse"
   bool importance = false;            // whether the dynamic program weights layers by importance
