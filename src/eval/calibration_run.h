@@ -12,17 +12,14 @@
 
 #include "eval/prompts.h"
 #include "kascade/budget.h"
+#include "kascade/calibrate.h"
 #include "kascade/engine.h"
 #include "kascade/plan.h"
 
 namespace kascade {
 
 /// What a plan must keep to be called validated.
-struct CalibrationThresholds {
-  double max_kl = 0.06;            // mean KL(dense || policy), nats
-  double min_top1 = 0.90;          // share of rows
-  double max_passkey_loss = 0.05;  // share of passkey digits lost against dense
-};
+using CalibrationThresholds = QualityThresholds;
 
 struct CalibrationProgress {
   std::string stage;  // "statistics", "choice", "validation"

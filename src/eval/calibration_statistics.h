@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kascade/budget.h"
+#include "kascade/calibrate.h"
 #include "kascade/engine.h"
 
 namespace kascade {
@@ -18,30 +19,33 @@ namespace kascade {
 struct StatisticsSettings {
   int tile = 32;                // query tokens, 1..128
   int similarity_k = 32;        // K_cal; 0 = the run-time budget below
-  Budget budget;                // read when similarity_k is 0
+  Budget budget;                // read when similarity_k is 0: of prompt tiles
+  Budget decode_budget;         // and of generated tokens
   bool sparse_forward = false;  // every layer is itself cut to its sets, as in the published code
-  int64_t max_new_tokens = 32;  // greedy, each one more tile; stops at a token that ends generation
+  int64_t max_new_tokens = 32;  // greedy, each one more tile; ends at a token that ends generation
+  int32_t prefill_chunk = 512;  // rows of one forward
 };
 
-/// What one prompt gives. L = layers, G = KV heads.
-struct PromptStatistics {
-  // [L, L, G, G], index [i, j, r, a]: share of the mass of layer j, KV head r that the sets of layer i, head
-  // a capture; over the prompt's tiles and decode steps. Zero for j < i.
-  std::vector<float> similarity_min, similarity_mean;
-  std::vector<double> importance;  // [L] 1 - mean over tokens of cos(x, x + attention output)
-  int64_t tiles = 0;               // prompt tiles, and one per decoded token but the first
-  int64_t prompt_tokens = 0;
+/// What one prompt gives.
+struct CollectedPrompt {
+  PromptStatistics statistics;     // tiles: prompt tiles, and one per generated token but the last
   std::vector<int32_t> generated;  // greedy continuation, the ending token included
+  // Asked for by keep: the prompt and its generated tokens but the last, keys as the forward mode made them.
+  std::unique_ptr<Sequence> sequence;
 };
 
-/// Runs tokens through engine and gathers. Memory besides the caches grows with prefill_chunk, never with the
-/// square of the prompt. When keep is given, the sequence (prompt and generated tokens but the last) is
-/// handed out instead of dropped; its keys are those of the forward mode. on_tokens hears of progress. Does
-/// not depend on threads or chunking.
-PromptStatistics collect_statistics(Engine& engine, std::span<const int32_t> tokens,
-                                    const StatisticsSettings& settings,
-                                    const std::atomic<bool>* cancel = nullptr,
-                                    const std::function<void(int64_t tokens_done)>& on_tokens = {},
-                                    std::unique_ptr<Sequence>* keep = nullptr);
+/// Runs tokens through engine and gathers. Memory besides the cache grows with the rows of a chunk times the
+/// length, never with its square. on_tokens hears of the prompt's tokens as they are done. Does not depend on
+/// threads, nor on prefill_chunk (at most the engine's; cut to a multiple of the tile). Throws BadArgument
+/// for an empty prompt or settings out of range, Unsupported when prompt and new tokens pass the context.
+CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> tokens,
+                                   const StatisticsSettings& settings, bool keep = false,
+                                   const std::atomic<bool>* cancel = nullptr,
+                                   const std::function<void(int64_t tokens_done)>& on_tokens = {});
+
+/// The greedy continuation that collect_statistics gives under a dense forward, and the cache it leaves,
+/// without gathering.
+CollectedPrompt prefill_dense(Engine& engine, std::span<const int32_t> tokens, int64_t max_new_tokens,
+                              const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace kascade

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// One-pass evaluation of candidate plans: each prompt is prefilled densely once; per candidate,
+// teacher-forced continuation rows go through the layers in one pass, each row deciding for itself over
+// prompt and earlier rows, which equals sequential decoding. Candidates start at the first layer where they
+// differ from a base plan.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kascade/engine.h"
+#include "kascade/plan.h"
+#include "kascade/policy.h"
+
+namespace kascade {
+
+/// A prompt as the evaluation sees it.
+struct OnePassPrompt {
+  std::vector<int32_t> prefix;   // prefilled densely, at least one token
+  std::vector<int32_t> rows;     // fed teacher-forced after it, at least one token
+  std::vector<int32_t> targets;  // passkeys: [rows] the token that follows each row; else empty
+  std::vector<uint8_t> scored;   // [rows] rows that count
+};
+
+/// Sums over the scored rows of the prompts: ordinary ones (no targets) and passkeys apart.
+struct OnePassFigures {
+  int64_t rows = 0;
+  double kl_sum = 0;  // KL(dense || candidate), nats
+  int64_t agree = 0;  // rows whose arg-max equals dense's
+  int64_t digits = 0;
+  double digit_kl_sum = 0;
+  int64_t digits_right = 0;
+
+  double kl() const { return rows > 0 ? kl_sum / static_cast<double>(rows) : 0; }
+  double top1() const { return rows > 0 ? static_cast<double>(agree) / static_cast<double>(rows) : 1; }
+  double digit_kl() const { return digits > 0 ? digit_kl_sum / static_cast<double>(digits) : 0; }
+  double passkey() const {
+    return digits > 0 ? static_cast<double>(digits_right) / static_cast<double>(digits) : 1;
+  }
+};
+
+/// The first layer that must run again when candidate replaces base: the source anchor, under candidate, of
+/// the first layer whose rule differs; layers when none does. Both are valid plans of one model.
+int first_changed_layer(const Plan& base, const Plan& candidate);
+
+class OnePassEvaluator {
+ public:
+  /// Makes the policy that runs a plan.
+  using PolicyOf = std::function<std::shared_ptr<const Policy>(const Plan&)>;
+
+  /// A prompt's dense prefix in the cache of an engine: handed over by whoever computed it, or null.
+  struct Prefilled {
+    int engine = -1;
+    std::unique_ptr<Sequence> sequence;  // holds at least the prefix; cut to it
+  };
+
+  /// engines: one a worker, each used by one thread at a time. prefilled: [prompts] or empty; missing ones
+  /// are prefilled here, in parallel. on_prefill hears of tokens as they are done.
+  OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engines, std::vector<OnePassPrompt> prompts,
+                   std::vector<Prefilled> prefilled, PolicyOf policy_of, const std::atomic<bool>* cancel,
+                   const std::function<void(int64_t tokens)>& on_prefill);
+  ~OnePassEvaluator();
+
+  /// Figures of every candidate, in order. base is the plan whose layers candidates share; null shares
+  /// nothing. on_candidate is called once for each candidate that is done, from any thread, one at a time.
+  /// Does not depend on base, on the number of engines or on the other candidates.
+  std::vector<OnePassFigures> evaluate(const Plan* base, std::span<const Plan> candidates,
+                                       const std::function<void()>& on_candidate = {});
+
+  /// The figures of dense attention itself: KL 0, and the passkey digits that it gets right.
+  const OnePassFigures& dense() const { return dense_; }
+
+ private:
+  struct Worker;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<OnePassPrompt> prompts_;
+  PolicyOf policy_of_;
+  const std::atomic<bool>* cancel_;
+  OnePassFigures dense_;
+};
+
+}  // namespace kascade
