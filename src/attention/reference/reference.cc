@@ -14,16 +14,17 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-float load(const void* base, DType dtype, int64_t index) {
+/// f(pointer to element `offset`, typed).
+template <class F>
+void with_elements(const void* base, DType dtype, int64_t offset, F f) {
   switch (dtype) {
     case DType::kF16:
-      return to_float(static_cast<const F16*>(base)[index]);
+      return f(static_cast<const F16*>(base) + offset);
     case DType::kBF16:
-      return to_float(static_cast<const BF16*>(base)[index]);
+      return f(static_cast<const BF16*>(base) + offset);
     case DType::kF32:
-      break;
+      return f(static_cast<const float*>(base) + offset);
   }
-  return static_cast<const float*>(base)[index];
 }
 
 void store(void* base, DType dtype, int64_t index, float value) {
@@ -146,15 +147,18 @@ class Call {
   double softmax(int64_t row, int32_t h, int64_t key_count) {
     if (key_count == 0) return -kInfinity;
     const int64_t q_offset = (seq_.row_begin + row) * p_.q_row_stride + h * p_.q_head_stride;
-    for (int64_t c = 0; c < p_.head_dim; ++c) scratch_.query[c] = load(p_.q, p_.q_dtype, q_offset + c);
+    with_elements(p_.q, p_.q_dtype, q_offset, [&](const auto* q) {
+      for (int64_t c = 0; c < p_.head_dim; ++c) scratch_.query[c] = to_float(q[c]);
+    });
     const double scale = score_scale(p_);
     double largest = -kInfinity;
     for (int64_t n = 0; n < key_count; ++n) {
       const int64_t offset = token_offset(p_, b_, scratch_.keys[n], p_.k_page_stride, p_.k_token_stride) +
                              h / group_size(p_) * p_.k_head_stride;
       double dot = 0;
-      for (int64_t c = 0; c < p_.head_dim; ++c)
-        dot += scratch_.query[c] * load(p_.k, p_.kv_dtype, offset + c);
+      with_elements(p_.k, p_.kv_dtype, offset, [&](const auto* k) {
+        for (int64_t c = 0; c < p_.head_dim; ++c) dot += scratch_.query[c] * to_float(k[c]);
+      });
       scratch_.probabilities[n] = dot * scale;
       largest = std::max(largest, dot * scale);
     }
@@ -180,8 +184,10 @@ class Call {
     for (int64_t n = 0; n < key_count; ++n) {
       const int64_t offset = token_offset(p_, b_, scratch_.keys[n], p_.v_page_stride, p_.v_token_stride) +
                              h / group_size(p_) * p_.v_head_stride;
-      for (int64_t c = 0; c < p_.head_dim; ++c)
-        scratch_.sum[c] += scratch_.probabilities[n] * load(p_.v, p_.kv_dtype, offset + c);
+      with_elements(p_.v, p_.kv_dtype, offset, [&](const auto* v) {
+        for (int64_t c = 0; c < p_.head_dim; ++c)
+          scratch_.sum[c] += scratch_.probabilities[n] * to_float(v[c]);
+      });
     }
     const int64_t out_row = seq_.row_begin + row;
     const int64_t out_offset = out_row * p_.out_row_stride + h * p_.out_head_stride;

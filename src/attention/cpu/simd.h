@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors for the CPU kernels: what Highway gives, and the few things that it does not (bf16 dot products, the exponential,
+// sums over many vectors at once). Included by *_isa.cc only, which are compiled once per instruction set.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hwy/highway.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if !defined(KASCADE_ISA)
+#error "compiled outside kascade_isa_sources()"
+#endif
+
+namespace kascade::KASCADE_ISA {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using TagF = hn::ScalableTag<float>;
+using TagU = hn::ScalableTag<uint32_t>;
+using TagI = hn::ScalableTag<int32_t>;
+using VecF = hn::Vec<TagF>;
+using VecU = hn::Vec<TagU>;
+using VecI = hn::Vec<TagI>;
+
+// Lanes of a float vector; every instruction set that is compiled has a fixed width.
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(TagF()));
+
+#if defined(__AVX512BF16__)
+constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+HWY_INLINE VecF load(const float* p) { return hn::LoadU(TagF(), p); }
+HWY_INLINE VecU load(const uint32_t* p) { return hn::LoadU(TagU(), p); }
+HWY_INLINE VecI load(const int32_t* p) { return hn::LoadU(TagI(), p); }
+HWY_INLINE void store(VecF v, float* p) { hn::StoreU(v, TagF(), p); }
+HWY_INLINE void store(VecU v, uint32_t* p) { hn::StoreU(v, TagU(), p); }
+HWY_INLINE void store(VecI v, int32_t* p) { hn::StoreU(v, TagI(), p); }
+HWY_INLINE VecF broadcast(float x) { return hn::Set(TagF(), x); }
+HWY_INLINE VecU broadcast(uint32_t x) { return hn::Set(TagU(), x); }
+HWY_INLINE VecI broadcast(int32_t x) { return hn::Set(TagI(), x); }
+HWY_INLINE VecF zero() { return hn::Zero(TagF()); }
+
+/// The first `count` lanes of p, zeros after them; nothing past them is read.
+HWY_INLINE VecF load_first(const float* p, int count) {
+  if (count >= kLanes) return load(p);
+  return hn::MaskedLoad(hn::FirstN(TagF(), static_cast<size_t>(count)), TagF(), p);
+}
+HWY_INLINE void store_first(VecF v, float* p, int count) {
+  if (count >= kLanes) return store(v, p);
+  hn::BlendedStore(v, hn::FirstN(TagF(), static_cast<size_t>(count)), TagF(), p);
+}
+
+/// Storage types of keys and values. half and bfloat are bits.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+HWY_INLINE VecF load_as_float(const float* p) { return load(p); }
+HWY_INLINE VecF load_as_float(const Bfloat* p) {
+  const hn::Rebind<uint16_t, TagU> d16;
+  const auto bits = hn::PromoteTo(TagU(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(TagF(), hn::ShiftLeft<16>(bits));
+}
+HWY_INLINE VecF load_as_float(const Half* p) {
+  const hn::Rebind<hwy::float16_t, TagF> d16;
+  return hn::PromoteTo(TagF(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+/// Row tails: head dims are multiples of 8, so only vectors of 16 have them, and those are half full.
+template <class Stored>
+HWY_INLINE VecF load_as_float(const Stored* p, int count) {
+  if (count >= kLanes) return load_as_float(p);
+  alignas(64) Stored padded[kLanes] = {};
+  for (int i = 0; i < count; ++i) padded[i] = p[i];
+  return load_as_float(padded);
+}
+
+/// 2^x for x <= 0 (or slightly above): 0 for -inf and from about -126 on, NaN for NaN, exactly 1 for 0. Relative error below
+/// 2e-7.
+HWY_INLINE VecF exp2_nonpositive(VecF x) {
+#if defined(__AVX512F__)
+  // -inf is let through: the polynomial then is NaN in lanes that the mask clears.
+  const __mmask16 in_range = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const VecF n{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const VecF r = hn::Sub(x, n);
+#else
+  const auto in_range = hn::Not(hn::Lt(x, broadcast(-126.0f)));
+  const VecF clamped = hn::IfThenElse(in_range, x, zero());
+  const VecF n = hn::Round(clamped);
+  const VecF r = hn::Sub(clamped, n);
+#endif
+  // 2^r = 1 + r q(r) on [-1/2, 1/2], q fitted for the least largest relative error (9e-8).
+  VecF p = broadcast(1.3264739e-3f);
+  p = hn::MulAdd(p, r, broadcast(9.67151672e-3f));
+  p = hn::MulAdd(p, r, broadcast(5.55073358e-2f));
+  p = hn::MulAdd(p, r, broadcast(2.40222424e-1f));
+  p = hn::MulAdd(p, r, broadcast(6.93147004e-1f));
+  p = hn::MulAdd(p, r, broadcast(1.0f));
+#if defined(__AVX512F__)
+  return VecF{_mm512_maskz_scalef_ps(in_range, p.raw, n.raw)};
+#else
+  const VecI exponent = hn::ShiftLeft<23>(hn::ConvertTo(TagI(), n));
+  const VecF scaled = hn::BitCast(TagF(), hn::Add(hn::BitCast(TagI(), p), exponent));
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenElseZero(in_range, scaled));
+#endif
+}
+
+/// Lane i is the sum of the lanes of v[i]. The order of the additions is the same for every i.
+HWY_INLINE VecF sums_of(const VecF* v) {
+#if HWY_TARGET == HWY_SCALAR
+  return v[0];
+#else
+  const TagF d;
+  const hn::Repartition<double, TagF> d64;
+  VecF four[kLanes / 4];
+  for (int i = 0; i < kLanes / 4; ++i) {
+    const VecF* a = v + 4 * i;
+    const VecF ab = hn::Add(hn::InterleaveLower(d, a[0], a[1]), hn::InterleaveUpper(d, a[0], a[1]));
+    const VecF ce = hn::Add(hn::InterleaveLower(d, a[2], a[3]), hn::InterleaveUpper(d, a[2], a[3]));
+    const auto x = hn::BitCast(d64, ab), y = hn::BitCast(d64, ce);
+    four[i] = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, x, y)),
+                      hn::BitCast(d, hn::InterleaveUpper(d64, x, y)));
+  }
+#if defined(__AVX512F__)
+  // four[i] holds four partial sums, one a block, of each of four vectors.
+  const auto low = [](VecF a, VecF b) { return VecF{_mm512_shuffle_f32x4(a.raw, b.raw, 0x88)}; };
+  const auto high = [](VecF a, VecF b) { return VecF{_mm512_shuffle_f32x4(a.raw, b.raw, 0xDD)}; };
+  const VecF left = hn::Add(low(four[0], four[1]), high(four[0], four[1]));
+  const VecF right = hn::Add(low(four[2], four[3]), high(four[2], four[3]));
+  return hn::Add(low(left, right), high(left, right));
+#elif HWY_MAX_BYTES == 32
+  return hn::Add(hn::ConcatLowerLower(d, four[1], four[0]), hn::ConcatUpperUpper(d, four[1], four[0]));
+#else
+  return four[0];
+#endif
+#endif
+}
+
+HWY_INLINE float sum_of(VecF v) { return hn::GetLane(hn::SumOfLanes(TagF(), v)); }
+HWY_INLINE float max_of(VecF v) { return hn::GetLane(hn::MaxOfLanes(TagF(), v)); }
+
+#if defined(__AVX512BF16__)
+
+/// acc + a.even * b.even + a.odd * b.odd of pairs of bf16, summed in fp32.
+HWY_INLINE VecF dot_pairs(VecF acc, VecU a, VecU b) {
+  return VecF{_mm512_dpbf16_ps(acc.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+}
+/// Lane i holds (low[i], high[i]) rounded to bf16.
+HWY_INLINE VecU pair_up(VecF low, VecF high) {
+  const __m512i packed = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.raw, low.raw));
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return VecU{_mm512_permutexvar_epi16(order, packed)};
+}
+/// 32 consecutive floats rounded to bf16, in order.
+HWY_INLINE VecU round_to_bfloat(VecF low, VecF high) {
+  return VecU{reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.raw, low.raw))};
+}
+/// 32 elements of two rows: low and high get the pairs (a[i], b[i]) of elements 0..15 and 16..31.
+HWY_INLINE void interleave_rows(VecU a, VecU b, VecU* low, VecU* high) {
+  const __m512i low_order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                             5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high_order = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22,
+                                              53, 21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
+  *low = VecU{_mm512_permutex2var_epi16(a.raw, low_order, b.raw)};
+  *high = VecU{_mm512_permutex2var_epi16(a.raw, high_order, b.raw)};
+}
+/// Elements [0, count) of 32, zeros after them; count is a multiple of 8.
+HWY_INLINE VecU load_pairs(const Bfloat* p, int count) {
+  if (count >= 32) return VecU{_mm512_loadu_si512(p)};
+  return VecU{_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << count) - 1), p)};
+}
+
+#endif
+
+/// The floats that the low and the high halves of pairs of bf16 stand for.
+HWY_INLINE VecF low_halves(VecU pairs) { return hn::BitCast(TagF(), hn::ShiftLeft<16>(pairs)); }
+HWY_INLINE VecF high_halves(VecU pairs) { return hn::BitCast(TagF(), hn::And(pairs, broadcast(0xFFFF0000u))); }
+
+}  // namespace kascade::KASCADE_ISA
