@@ -52,35 +52,41 @@ class OnePassEvaluator {
   /// Makes the policy that runs a plan.
   using PolicyOf = std::function<std::shared_ptr<const Policy>(const Plan&)>;
 
-  /// A prompt's dense prefix in the cache of an engine: handed over by whoever computed it, or null.
+  /// A prompt's dense prefix in the cache of one of the engines, handed over by whoever computed it, or null.
   struct Prefilled {
-    int engine = -1;
-    std::unique_ptr<Sequence> sequence;  // holds at least the prefix; cut to it
+    size_t engine = 0;
+    std::unique_ptr<Sequence> sequence;  // begins with the prefix; cut to it
   };
 
-  /// engines: one a worker, each used by one thread at a time. prefilled: [prompts] or empty; missing ones
-  /// are prefilled here, in parallel. on_prefill hears of tokens as they are done.
+  /// engines: one a worker, each used by one thread at a time; they outlive the evaluator. prefilled:
+  /// [prompts] or empty; what is missing is prefilled here, in parallel. A prompt's rows are at most
+  /// max_rows, the most that one forward takes. on_tokens hears how many more tokens are done, one call at a
+  /// time. Throws BadArgument for malformed prompts.
   OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engines, std::vector<OnePassPrompt> prompts,
-                   std::vector<Prefilled> prefilled, PolicyOf policy_of, const std::atomic<bool>* cancel,
-                   const std::function<void(int64_t tokens)>& on_prefill);
+                   std::vector<Prefilled> prefilled, PolicyOf policy_of, int64_t max_rows,
+                   const std::atomic<bool>* cancel, const std::function<void(int64_t tokens)>& on_tokens);
   ~OnePassEvaluator();
 
-  /// Figures of every candidate, in order. base is the plan whose layers candidates share; null shares
-  /// nothing. on_candidate is called once for each candidate that is done, from any thread, one at a time.
-  /// Does not depend on base, on the number of engines or on the other candidates.
-  std::vector<OnePassFigures> evaluate(const Plan* base, std::span<const Plan> candidates,
-                                       const std::function<void()>& on_candidate = {});
+  /// Figures of every candidate, in order, over a share of the ordinary prompts and the same share of the
+  /// passkeys (rounded up, spread evenly, always the same for one share). base: a plan whose layers
+  /// candidates share up to the first that differs; null shares nothing. Figures depend on prompts, share and
+  /// candidate alone.
+  std::vector<OnePassFigures> evaluate(std::span<const Plan> candidates, double share = 1,
+                                       const Plan* base = nullptr);
 
-  /// The figures of dense attention itself: KL 0, and the passkey digits that it gets right.
-  const OnePassFigures& dense() const { return dense_; }
+  /// Passkey digits that dense attention gets right, over the same share.
+  OnePassFigures dense(double share = 1) const;
 
  private:
   struct Worker;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<uint8_t> taken(double share) const;  // [prompts]
+
   std::vector<OnePassPrompt> prompts_;
   PolicyOf policy_of_;
+  int64_t max_rows_;
   const std::atomic<bool>* cancel_;
-  OnePassFigures dense_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<int64_t> dense_right_;  // [prompts]
 };
 
 }  // namespace kascade
