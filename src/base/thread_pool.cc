@@ -34,7 +34,8 @@ void pause_cpu() {
 // workers spin for roughly that long before they sleep.
 constexpr int kSpins = 2000;
 
-thread_local bool inside_loop = false;
+// The worker that this thread is in the loop whose body it runs; -1 outside of loops.
+thread_local int loop_worker = -1;
 
 }  // namespace
 
@@ -56,7 +57,7 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
 
   void work(int worker) {
-    inside_loop = true;
+    loop_worker = worker;
     for (;;) {
       const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
       if (index >= count || failed.load(std::memory_order_relaxed)) break;
@@ -66,7 +67,7 @@ struct ThreadPool::Impl {
         if (!failed.exchange(true)) error = std::current_exception();
       }
     }
-    inside_loop = false;
+    loop_worker = -1;
   }
 
   void serve(int worker) {
@@ -115,8 +116,10 @@ int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size())
 
 void ThreadPool::run(int64_t count, Body body, void* context) {
   if (count <= 0) return;
-  if (impl_->workers.empty() || count == 1 || inside_loop) {
-    for (int64_t index = 0; index < count; ++index) body(context, index, 0);
+  if (impl_->workers.empty() || count == 1 || loop_worker >= 0) {
+    // A nested loop belongs to the worker around it, whose scratch no other thread uses.
+    const int worker = loop_worker >= 0 && loop_worker < threads() ? loop_worker : 0;
+    for (int64_t index = 0; index < count; ++index) body(context, index, worker);
     return;
   }
   const std::lock_guard turn(impl_->one_loop);
