@@ -18,7 +18,7 @@ const PasskeyGrid kChoicePasskeys = {{1000, 1500}, {0.1, 0.25, 0.4, 0.55, 0.7, 0
 const PasskeyGrid kQuickChoicePasskeys = {{800, 1400}, {0.2, 0.5, 0.8}};
 const PasskeyGrid kValidationPasskeys = {{1024, 2048, 4096}, {0.1, 0.3, 0.5, 0.7, 0.9}};
 const PasskeyGrid kQuickValidationPasskeys = {{1024, 2048, 4096}, {0.25, 0.65}};
-// Seeds of choice and validation are this far apart, so that no passcode is shared by construction.
+// Choice and validation draw their passcodes from seeds this far apart.
 constexpr uint64_t kValidationSeedOffset = 1'000'000;
 
 constexpr size_t kQuickPrompts = 4;

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Statistics of many prompts in parallel, kept in a side file so that an interrupted run goes on where it
+// stopped.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "eval/calibration_prompts.h"
+#include "eval/calibration_statistics.h"
+#include "eval/one_pass.h"
+#include "kascade/calibrate.h"
+
+namespace kascade {
+
+struct StatisticsRun {
+  StatisticsSet set;
+  int64_t resumed = 0;  // prompts whose statistics the side file had
+  // [prompts] what the choice goes on from: the cache after the prompt, and its continuation. Empty where not
+  // kept.
+  std::vector<OnePassEvaluator::Prefilled> caches;
+  std::vector<std::vector<int32_t>> generated;
+};
+
+struct StatisticsRunOptions {
+  StatisticsSettings settings;
+  std::string identity;      // tells one calibration from another
+  std::string partial_path;  // side file; empty = none
+  size_t keep = 0;           // caches of the first so many prompts are kept
+  const std::atomic<bool>* cancel = nullptr;
+  std::function<void(int64_t tokens)> on_tokens;  // how many more are done, one call at a time
+};
+
+/// engines: one a worker. A side file of another calibration, or a damaged one, is ignored and replaced.
+/// After every prompt it is written anew, whole or not at all.
+StatisticsRun run_statistics(std::span<const std::unique_ptr<Engine>> engines,
+                             std::span<const CalibrationPrompt> prompts, const StatisticsRunOptions& options);
+
+}  // namespace kascade
