@@ -224,7 +224,7 @@ class Calibration {
     };
     if (validator_)
       search.accept = [this](const std::vector<int>& anchors, const AnchorEvaluation&) {
-        return validate(anchors).passed;
+        return validate(anchors).figures.passed;
       };
     const SearchResult result = resolved_.settings.method == "measured"
                                     ? search_anchors(layers, evaluate, search)
@@ -234,11 +234,11 @@ class Calibration {
     return result.anchors;
   }
 
-  const PlanValidation& validate(const std::vector<int>& anchors) {
+  const ValidationResult& validate(const std::vector<int>& anchors) {
     const auto known = validations_.find(anchors);
     if (known != validations_.end()) return known->second;
     ProgressMeter meter(options_.progress, "validation", validator_->items());
-    const PlanValidation validation =
+    const ValidationResult validation =
         validator_->validate(*policy_of(plan_of(anchors)), options_.thresholds, [&meter] { meter.add(1); });
     return validations_.emplace(anchors, validation).first->second;
   }
@@ -249,7 +249,11 @@ class Calibration {
     plan.candidates = candidates_;
     if (resolved_.settings.method == "measured") plan.objective = measured_objective_;
     plan.tool_version = options_.tool_version;
-    if (validator_) plan.validation = validate(plan.anchors);
+    if (validator_) {
+      const ValidationResult& validation = validate(plan.anchors);
+      plan.validation = validation.figures;
+      outcome.passkeys = validation.passkeys;
+    }
     outcome.validated = plan.validation && plan.validation->passed;
     outcome.method = resolved_.settings.method;
     if (!outcome.validated) outcome.warning = warning_of(plan);
@@ -279,7 +283,7 @@ class Calibration {
   HeadSimilarity similarity_;
   std::vector<double> importance_;  // [layers]
   std::unique_ptr<PlanValidator> validator_;
-  std::map<std::vector<int>, PlanValidation> validations_;
+  std::map<std::vector<int>, ValidationResult> validations_;
   std::vector<PlanCandidate> candidates_;
   double measured_objective_ = 0;
 };

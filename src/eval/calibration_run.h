@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/passkey.h"
 #include "eval/prompts.h"
 #include "kascade/budget.h"
 #include "kascade/calibrate.h"
@@ -63,8 +64,9 @@ struct CalibrateOptions {
 
 struct CalibrationOutcome {
   Plan plan;
-  bool validated = false;  // plan.validation->passed
-  std::string warning;     // why it is not validated, in one line; empty when it is
+  bool validated = false;              // plan.validation->passed
+  std::vector<PasskeyTally> passkeys;  // of the validation, by length
+  std::string warning;                 // why it is not validated, in one line; empty when it is
   std::string method;
   int64_t prompts = 0;  // that statistics were gathered from
   int64_t tokens = 0;   // theirs

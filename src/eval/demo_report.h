@@ -14,7 +14,7 @@
 
 #include "eval/calibration_run.h"
 #include "eval/passkey.h"
-#include "eval/perplexity.h"
+#include "eval/region_score.h"
 
 namespace kascade {
 
@@ -36,13 +36,6 @@ struct DemoAnswer {
   double decode_tokens_per_s = 0;
 };
 
-struct DemoPasskeys {
-  int64_t tokens = 0;
-  int64_t digits = 0;
-  int64_t dense_right = 0;
-  int64_t kascade_right = 0;
-};
-
 struct DemoReport {
   Plan plan;
   std::optional<CalibrationOutcome> calibration;
@@ -53,8 +46,9 @@ struct DemoReport {
   std::string question;
   DemoAnswer dense, kascade;
   double prefill_speedup = 0, decode_speedup = 0;
-  PerplexityResult agreement;          // kascade beside dense on the document
-  std::vector<DemoPasskeys> passkeys;  // by length
+  RegionScore prefill;                 // kascade beside dense on the last tokens of the prompt
+  RegionScore decode;                  // and on the tokens of dense's answer
+  std::vector<PasskeyTally> passkeys;  // by length
   double seconds = 0;
 };
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <map>
 
 #include "base/check.h"
 #include "eval/random.h"
@@ -148,6 +148,23 @@ PasskeyResult run_passkey(Engine& engine, const PasskeyPrompt& prompt, const Pol
   if (result.digits > 0) result.digit_nll /= static_cast<double>(result.digits);
   result.answer = engine.model().model().tokenizer().decode(answer);
   return result;
+}
+
+std::vector<PasskeyTally> tally_passkeys(std::span<const PasskeyResult> dense,
+                                         std::span<const PasskeyResult> policy) {
+  require<BadArgument>(dense.size() == policy.size(), "passkeys: expected {} results of the policy, got {}",
+                       dense.size(), policy.size());
+  std::map<int64_t, PasskeyTally> by_length;
+  for (size_t i = 0; i < dense.size(); ++i) {
+    PasskeyTally& tally = by_length[dense[i].prompt_tokens];
+    tally.tokens = dense[i].prompt_tokens;
+    tally.digits += dense[i].digits;
+    tally.dense_right += dense[i].digits_right;
+    tally.policy_right += policy[i].digits_right;
+  }
+  std::vector<PasskeyTally> tallies;
+  for (const auto& [tokens, tally] : by_length) tallies.push_back(tally);
+  return tallies;
 }
 
 double passkey_share(std::span<const PasskeyResult> results) {

@@ -54,6 +54,18 @@ struct PasskeyResult {
 PasskeyResult run_passkey(Engine& engine, const PasskeyPrompt& prompt, const Policy* policy,
                           const std::atomic<bool>* cancel = nullptr);
 
+/// Digits right under dense attention and under a policy, over the passkeys of one length.
+struct PasskeyTally {
+  int64_t tokens = 0;
+  int64_t digits = 0;
+  int64_t dense_right = 0;
+  int64_t policy_right = 0;
+};
+
+/// By length, ascending; dense and policy are results of the same prompts in the same order.
+std::vector<PasskeyTally> tally_passkeys(std::span<const PasskeyResult> dense,
+                                         std::span<const PasskeyResult> policy);
+
 /// Shares of digits right over results; 0 when there are none.
 double passkey_share(std::span<const PasskeyResult> results);
 

@@ -5,13 +5,9 @@
 #include <chrono>
 
 #include "base/check.h"
-#include "ops/ops.h"
 
 namespace kascade {
 namespace {
-
-// Rows of logits made at once: 32 rows of a 50K vocabulary are 6 MB, of a 150K one 20 MB.
-constexpr int64_t kLogitRows = 32;
 
 bool is_dense(const Policy* policy) { return policy == nullptr || policy->name() == "dense"; }
 
@@ -38,24 +34,13 @@ class Run {
 
   // Scores the token after each row in [begin, end), rows of the last forward.
   void score(int64_t begin, int64_t end, RegionScore& region) {
+    if (begin >= end) return;
     const int64_t hidden = engine_.model().config().hidden;
-    const int64_t vocabulary = engine_.model().config().vocabulary;
-    for (int64_t block = begin; block < end; block += kLogitRows) {
-      const int64_t rows = std::min(kLogitRows, end - block);
-      const auto rows_of = [&](const std::vector<float>& all) {
-        return std::span<const float>(all).subspan((block - first_row_) * hidden, rows * hidden);
-      };
-      const std::span<const float> dense = engine_.logits(rows_of(dense_hidden_));
-      std::span<const float> sparse = dense;
-      if (paired_) {
-        dense_logits_.assign(dense.begin(), dense.end());
-        sparse = engine_.logits(rows_of(sparse_hidden_));
-      }
-      const std::span<const float> reference = paired_ ? std::span<const float>(dense_logits_) : dense;
-      for (int64_t r = 0; r < rows; ++r)
-        score_row(reference.subspan(r * vocabulary, vocabulary), sparse.subspan(r * vocabulary, vocabulary),
-                  tokens_[block + r + 1], region);
-    }
+    const auto rows_of = [&](const std::vector<float>& all) {
+      return std::span<const float>(all).subspan((begin - first_row_) * hidden, (end - begin) * hidden);
+    };
+    score_rows(engine_, rows_of(dense_hidden_), paired_ ? rows_of(sparse_hidden_) : std::span<const float>(),
+               tokens_.subspan(begin + 1, end - begin), region);
   }
 
  private:
@@ -69,31 +54,14 @@ class Run {
     to.assign(from.begin(), from.end());
   }
 
-  void score_row(std::span<const float> dense, std::span<const float> sparse, int32_t target,
-                 RegionScore& region) const {
-    const double dense_nll = log_sum_exp(dense) - static_cast<double>(dense[target]);
-    region.dense_nlls.push_back(dense_nll);
-    region.nlls.push_back(paired_ ? log_sum_exp(sparse) - static_cast<double>(sparse[target]) : dense_nll);
-    region.kls.push_back(paired_ ? kl_divergence(dense, sparse) : 0.0);
-    region.agree.push_back(!paired_ || arg_max(dense) == arg_max(sparse));
-  }
-
   Engine& engine_;
   std::span<const int32_t> tokens_;
   const Policy* policy_;
   bool paired_;
   std::unique_ptr<Sequence> dense_, sparse_;
   int64_t first_row_ = 0;
-  std::vector<float> dense_hidden_, sparse_hidden_, dense_logits_;
+  std::vector<float> dense_hidden_, sparse_hidden_;
 };
-
-void finish(RegionScore& region) {
-  region.positions = static_cast<int64_t>(region.nlls.size());
-  region.nll = bootstrap_mean(region.nlls);
-  region.dense_nll = bootstrap_mean(region.dense_nlls);
-  region.kl = bootstrap_mean(region.kls);
-  region.top1 = wilson_share(std::count(region.agree.begin(), region.agree.end(), 1), region.positions);
-}
 
 }  // namespace
 
@@ -138,7 +106,7 @@ PerplexityResult perplexity(Engine& engine, std::span<const int32_t> tokens, con
     run.score(row, row + 1, result.decode);
     report(row + 1);
   }
-  for (RegionScore* region : {&result.prefill, &result.first, &result.decode}) finish(*region);
+  for (RegionScore* region : {&result.prefill, &result.first, &result.decode}) summarise(*region);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

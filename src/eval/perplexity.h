@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "eval/interval.h"
+#include "eval/region_score.h"
 #include "kascade/engine.h"
 
 namespace kascade {
@@ -22,19 +22,6 @@ struct PerplexityOptions {
   int32_t prefill_chunk = 512;        // rows of one forward; at most the engine's own
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(int64_t done_tokens, int64_t all_tokens)> progress;
-};
-
-/// Figures over one region. Intervals: bootstrap over positions (nll, dense_nll, kl), Wilson (top1);
-/// neighbouring positions are correlated, so they are somewhat narrow.
-struct RegionScore {
-  int64_t positions = 0;  // 0: the region is empty and its figures mean nothing
-  Figure nll;             // nats per token, policy
-  Figure dense_nll;
-  Figure kl;    // KL(dense || policy), nats
-  Figure top1;  // share of positions where the arg-max of both agree
-  // Per position, in order of the text.
-  std::vector<double> nlls, dense_nlls, kls;
-  std::vector<uint8_t> agree;
 };
 
 struct PerplexityResult {

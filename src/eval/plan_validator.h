@@ -19,6 +19,11 @@ namespace kascade {
 /// Whether a validation keeps the thresholds.
 bool within(const QualityThresholds& thresholds, const PlanValidation& validation);
 
+struct ValidationResult {
+  PlanValidation figures;
+  std::vector<PasskeyTally> passkeys;  // by length
+};
+
 class PlanValidator {
  public:
   /// engines: one a worker, as for OnePassEvaluator. prompts and passkeys outlive the validator.
@@ -30,8 +35,8 @@ class PlanValidator {
 
   /// Figures of policy, passed by thresholds. The dense side runs at the first call only; on_item is called
   /// for every prompt and passkey that is done, one at a time. Does not depend on the number of engines.
-  PlanValidation validate(const Policy& policy, const QualityThresholds& thresholds,
-                          const std::function<void()>& on_item = {});
+  ValidationResult validate(const Policy& policy, const QualityThresholds& thresholds,
+                            const std::function<void()>& on_item = {});
 
  private:
   std::span<const std::unique_ptr<Engine>> engines_;
