@@ -67,7 +67,9 @@ function(kascade_isa_sources target)
   foreach(isa IN LISTS KASCADE_CPU_ISAS)
     add_library(${target}_${isa} OBJECT ${ARGN})
     target_compile_definitions(${target}_${isa} PRIVATE KASCADE_ISA=${isa} HWY_COMPILE_ONLY_STATIC)
-    target_compile_options(${target}_${isa} PRIVATE ${KASCADE_ISA_FLAGS_${isa}} -Wno-psabi -Wno-conversion -Wno-shadow)
+    target_compile_options(${target}_${isa} PRIVATE ${KASCADE_ISA_FLAGS_${isa}} -Wno-psabi -Wno-conversion -Wno-shadow
+                           # g++ 12 mistakes the undefined operands inside its own AVX-512 intrinsics for ours.
+                           $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
     target_include_directories(${target}_${isa} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include
                                ${CMAKE_CURRENT_SOURCE_DIR}/src)
     target_link_libraries(${target}_${isa} PRIVATE kascade_highway fmt::fmt)

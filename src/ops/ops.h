@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model's operators besides attention, on the CPU. Rows are tokens; every matrix is row-major with its last
-// dimension contiguous. Nothing here allocates after construction; no result depends on the number of threads, on the
-// other rows of a call, or (within one path) on how many rows there are.
+// The model's operators besides attention, on the CPU. Rows are tokens; every matrix is row-major with its
+// last dimension contiguous. Nothing here allocates after construction; no result depends on the number of
+// threads, on the other rows of a call, or (within one path) on how many rows there are.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@
 
 namespace kascade {
 
-/// Numeric mode. kF32: weights dequantised once to fp32, fp32 activations (the reference). kFast: weights stay as
-/// stored; decode multiplies them as such (activations in 8-bit blocks), prefill dequantises a panel at a time.
+/// Numeric mode. kF32: weights dequantised once to fp32, fp32 activations (the reference). kFast: weights
+/// stay as stored; decode multiplies them as such (activations in 8-bit blocks), prefill dequantises a panel
+/// at a time.
 enum class Compute : uint8_t { kF32, kFast };
 
-/// The two ways to multiply. kDecode: few rows (1..8), bound by reading the weights. kPrefill: any number of rows. They
-/// may differ in the last bits, so callers choose by phase, never by row count.
+/// The two ways to multiply. kDecode: few rows (1..8), bound by reading the weights. kPrefill: any number of
+/// rows. They may differ in the last bits, so callers choose by phase, never by row count.
 enum class MatmulPath : uint8_t { kDecode, kPrefill };
 
 /// y = x W^T (+ bias) for one stored matrix. Immutable and shared between threads after construction.
@@ -51,7 +52,8 @@ struct LinearTask {
   bool accumulate = false;
 };
 
-/// Scratch of linear(): grows when first used with a larger problem, then is stable (no allocation in steady state).
+/// Scratch of linear(): grows when first used with a larger problem, then is stable (no allocation in steady
+/// state).
 class LinearScratch {
  public:
   LinearScratch();
@@ -65,17 +67,18 @@ class LinearScratch {
   std::unique_ptr<Impl> impl_;
 };
 
-/// All products of one input x [rows, inputs] (row stride x_stride): q, k, v at once; gate and up at once. One parallel
-/// region for the group on the decode path.
-void linear(std::span<const LinearTask> tasks, const float* x, int64_t rows, int64_t x_stride, MatmulPath path,
-            LinearScratch& scratch, ThreadPool& pool);
+/// All products of one input x [rows, inputs] (row stride x_stride): q, k, v at once; gate and up at once.
+/// One parallel region for the group on the decode path.
+void linear(std::span<const LinearTask> tasks, const float* x, int64_t rows, int64_t x_stride,
+            MatmulPath path, LinearScratch& scratch, ThreadPool& pool);
 
 /// out[r] = x[r] * weight / sqrt(mean(x[r]^2) + epsilon); x and out may be the same.
-void rms_norm(const float* x, int64_t rows, int64_t columns, int64_t x_stride, const float* weight, float epsilon,
-              float* out, int64_t out_stride, ThreadPool& pool);
+void rms_norm(const float* x, int64_t rows, int64_t columns, int64_t x_stride, const float* weight,
+              float epsilon, float* out, int64_t out_stride, ThreadPool& pool);
 
 /// gate[i] = silu(gate[i]) * up[i].
-void silu_multiply(float* gate, const float* up, int64_t rows, int64_t columns, int64_t stride, ThreadPool& pool);
+void silu_multiply(float* gate, const float* up, int64_t rows, int64_t columns, int64_t stride,
+                   ThreadPool& pool);
 
 /// x[i] += y[i].
 void add_rows(float* x, const float* y, int64_t rows, int64_t columns, int64_t x_stride, int64_t y_stride,
@@ -85,15 +88,36 @@ void add_rows(float* x, const float* y, int64_t rows, int64_t columns, int64_t x
 void embed_rows(const WeightTensor& table, std::span<const int32_t> ids, float* out, int64_t out_stride,
                 ThreadPool& pool);
 
-/// Rotary embedding. Angles are computed in fp64 (at position 131,071 an fp32 angle is off by 0.01 rad), cosines and
-/// sines kept in fp32 for `positions` positions; grows by doubling in prepare(), never in apply().
+/// Rescaling of rotary frequencies for a longer context. kLinear divides all by factor. kLlama3 divides those
+/// whose wavelength exceeds original_context / low_freq_factor by factor, keeps those below original_context
+/// / high_freq_factor, and interpolates between.
+struct RopeFrequencyScaling {
+  enum class Kind : uint8_t { kNone, kLinear, kLlama3 } kind = Kind::kNone;
+  double factor = 1;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  double original_context = 8192;  // tokens
+};
+
+/// theta^(-2i / head_dim) for i < head_dim / 2, scaled, then divided by divisors[i] where there are any
+/// (GGUF's rope_freqs.weight). Throws BadArgument naming the value for an odd head_dim and anything not
+/// positive and finite.
+std::vector<double> rope_inverse_frequencies(int head_dim, double theta,
+                                             const RopeFrequencyScaling& scaling = {},
+                                             std::span<const float> divisors = {});
+
+/// Rotary embedding. Angles are computed in fp64 (at position 131,071 an fp32 angle is off by 0.01 rad),
+/// cosines and sines kept in fp32 for `positions` positions; grows by doubling in prepare(), never in
+/// apply().
 class Rope {
  public:
-  /// inverse_frequencies [head_dim/2], scaling already applied. adjacent: pairs (2i, 2i+1); else (i, i + head_dim/2).
+  /// inverse_frequencies [head_dim/2], scaling already applied. adjacent: pairs (2i, 2i+1); else (i, i +
+  /// head_dim/2).
   Rope(std::vector<double> inverse_frequencies, bool adjacent);
   void prepare(int64_t positions);
   /// Rotates `heads` heads of each row in place; row r sits at position positions[r].
-  void apply(float* x, std::span<const int32_t> positions, int heads, int64_t row_stride, ThreadPool& pool) const;
+  void apply(float* x, std::span<const int32_t> positions, int heads, int64_t row_stride,
+             ThreadPool& pool) const;
 
  private:
   int half_;
@@ -118,7 +142,8 @@ struct SamplingSettings {
   uint64_t seed = 0;
 };
 
-/// Draws tokens; the same seed, settings and logits give the same tokens on every machine of one instruction set.
+/// Draws tokens; the same seed, settings and logits give the same tokens on every machine of one instruction
+/// set.
 class Sampler {
  public:
   /// Throws BadArgument naming the field for negative, NaN or infinite settings.

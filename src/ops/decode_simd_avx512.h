@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// decode_simd.h for AVX-512: four lanes a vector, VNNI where there is one.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace kascade::KASCADE_ISA {
+namespace {
+
+constexpr int kLaneBlocks = 4;
+using Bytes = __m512i;
+using Ints = __m512i;
+using Floats = __m512;
+
+inline Ints zero_ints() { return _mm512_setzero_si512(); }
+inline Floats zero_floats() { return _mm512_setzero_ps(); }
+inline Bytes broadcast_byte(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+inline Bytes load_activations(const int8_t* q) { return _mm512_load_si512(q); }
+
+// 16 bytes at offset from each of four blocks.
+inline Bytes load_lanes(const uint8_t* const* block, int offset) {
+  const auto load = [offset](const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + offset));
+  };
+  Bytes v = _mm512_castsi128_si512(load(block[0]));
+  v = _mm512_mask_broadcast_i32x4(v, 0x00F0, load(block[1]));
+  v = _mm512_mask_broadcast_i32x4(v, 0x0F00, load(block[2]));
+  return _mm512_mask_broadcast_i32x4(v, 0xF000, load(block[3]));
+}
+
+inline Bytes low_nibbles(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(0x0F)); }
+inline Bytes high_nibbles(Bytes v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+
+// Adds 16 to byte i of lane b where bit (first + i) of the word at offset of block b is set.
+template <int kFirst>
+inline Bytes add_fifth_bits(Bytes v, const uint8_t* const* block, int offset) {
+  uint64_t mask = 0;
+  for (int b = 3; b >= 0; --b) {
+    uint16_t bits;
+    std::memcpy(&bits, block[b] + offset + kFirst / 8, sizeof(bits));
+    mask = mask << 16 | bits;
+  }
+  return _mm512_or_si512(v, _mm512_maskz_set1_epi8(mask, 16));
+}
+
+// v >> shift of its lane, & mask; shift and mask keep to eight bits.
+inline Bytes shift_lanes(Bytes v, int s0, int s1, int s2, int s3, int /*part*/, uint8_t mask) {
+  const __m512i shifts = _mm512_setr_epi32(s0, s0, s0, s0, s1, s1, s1, s1, s2, s2, s2, s2, s3, s3, s3, s3);
+  return _mm512_and_si512(_mm512_srlv_epi32(v, shifts), broadcast_byte(mask));
+}
+
+// v | high << 4, high at most 15.
+inline Bytes or_high(Bytes v, Bytes high) { return _mm512_or_si512(v, _mm512_slli_epi32(high, 4)); }
+
+// acc + sums of four products, u unsigned (at most 63), s signed.
+inline Ints dot(Ints acc, Bytes u, Bytes s) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(acc, u, s);
+#else
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(u, s), _mm512_set1_epi16(1)));
+#endif
+}
+
+// The same for signed w, any value. s is in -127..127.
+inline Ints dot_signed(Ints acc, Bytes w, Bytes s) {
+  // |w| <= 128 as unsigned, so two products fit 16 bits: 2 * 128 * 127 < 2^15.
+  const __mmask64 negative = _mm512_movepi8_mask(w);
+  return dot(acc, _mm512_abs_epi8(w), _mm512_mask_sub_epi8(s, negative, _mm512_setzero_si512(), s));
+}
+
+inline Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
+inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline float sum(Floats v) { return _mm512_reduce_add_ps(v); }
+
+// One float for each of four groups of four weight rows: lane 4 * row + group.
+struct Scales {
+  __m512 v;
+};
+
+inline Scales zero_scales() { return {_mm512_setzero_ps()}; }
+inline Scales multiply(Scales a, const float* group) {
+  return {_mm512_mul_ps(a.v, _mm512_broadcast_f32x4(_mm_load_ps(group)))};
+}
+inline void mul_add(Scales& acc, Scales a, const float* group) {
+  acc.v = _mm512_fmadd_ps(a.v, _mm512_broadcast_f32x4(_mm_load_ps(group)), acc.v);
+}
+inline Floats expand(Scales a, int row, int /*part*/) {
+  const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * row)), a.v);
+}
+inline float row_sum(Scales a, int row) {
+  alignas(64) float lanes[16];
+  _mm512_store_ps(lanes, a.v);
+  const float* v = lanes + 4 * row;
+  return (v[0] + v[1]) + (v[2] + v[3]);
+}
+
+// The halves that begin blocks (kHalves = 1: scale; 2: scale and minimum) of four consecutive blocks of
+// kBytes in four rows; only the first `valid` blocks exist.
+template <int kBytes, int kHalves, bool kPartial>
+inline void load_headers(const uint8_t* const* row, int valid, Scales& scale, Scales& minimum) {
+  // Blocks 0 and 1 are in the 64 bytes at 0, and blocks 2 and 3 in those at kSecond; both end within the four
+  // blocks.
+  constexpr int kBlocksInFirst = 2 * kBytes < 64 && 3 * kBytes + 4 <= 64 ? 4 : 2;
+  constexpr int kSecond = 4 * kBytes - 64 < 2 * kBytes ? 4 * kBytes - 64 : 2 * kBytes;
+  const auto load = [&](const uint8_t* p, int offset) {
+    if constexpr (kPartial) {
+      const int bytes = valid * kBytes - offset;
+      const __mmask64 mask = bytes >= 64 ? ~0ull : bytes <= 0 ? 0ull : (1ull << bytes) - 1;
+      return _mm512_maskz_loadu_epi8(mask, p + offset);
+    } else {
+      return _mm512_loadu_si512(p + offset);
+    }
+  };
+  // Words of the scales go to word 4 * row + block, those of the minima 16 words further.
+  const auto word = [](int block, int half) {
+    return static_cast<short>((block * kBytes - (kBlocksInFirst == 2 && block >= 2 ? kSecond : 0)) / 2 +
+                              half);
+  };
+  const __m128i scales = _mm_set_epi16(word(3, 0), word(2, 0), word(1, 0), word(0, 0), word(3, 0), word(2, 0),
+                                       word(1, 0), word(0, 0));
+  const __m128i minima = _mm_set_epi16(word(3, 1), word(2, 1), word(1, 1), word(0, 1), word(3, 1), word(2, 1),
+                                       word(1, 1), word(0, 1));
+  const __m512i index = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(scales)),
+                                           _mm256_broadcastsi128_si256(minima), 1);
+  __m512i words = _mm512_setzero_si512();
+  for (int r = 0; r < 4; ++r) {
+    const __mmask32 lanes = (0x000F000Fu << (4 * r));
+    if constexpr (kBlocksInFirst == 4) {
+      words = _mm512_mask_permutexvar_epi16(words, lanes, index, load(row[r], 0));
+    } else {
+      words = _mm512_mask_permutexvar_epi16(words, lanes & 0x33333333u, index, load(row[r], 0));
+      words = _mm512_mask_permutexvar_epi16(words, lanes & 0xCCCCCCCCu, index, load(row[r], kSecond));
+    }
+  }
+  scale.v = _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+  if constexpr (kHalves == 2) minimum.v = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
+}
+
+// Four bytes of each row times the row's half.
+template <bool kSigned>
+inline Scales scale_bytes(const uint32_t* bytes, const uint16_t* halves) {
+  const __m128i packed = _mm_set_epi32(static_cast<int>(bytes[3]), static_cast<int>(bytes[2]),
+                                       static_cast<int>(bytes[1]), static_cast<int>(bytes[0]));
+  const uint64_t four =
+      uint64_t{halves[0]} | uint64_t{halves[1]} << 16 | uint64_t{halves[2]} << 32 | uint64_t{halves[3]} << 48;
+  const __m512 row = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(four))));
+  const __m512i rows = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  const __m512i wide = kSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed);
+  return {_mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(rows, row))};
+}
+
+}  // namespace
+}  // namespace kascade::KASCADE_ISA
