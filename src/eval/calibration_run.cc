@@ -178,7 +178,7 @@ class Calibration {
           *engines_[worker], prompts_.choice[i].ids,
           prompts_.choice[i].question ? resolved_.statistics.max_new_tokens : 0, options_.cancel);
       statistics.generated[i] = std::move(dense.generated);
-      statistics.caches[i] = {static_cast<size_t>(worker), std::move(dense.sequence)};
+      statistics.caches[i] = {static_cast<size_t>(worker), nullptr, std::move(dense.sequence)};
       meter.add(static_cast<int64_t>(prompts_.choice[i].ids.size()));
     });
 

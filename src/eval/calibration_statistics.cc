@@ -163,7 +163,7 @@ CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> toke
   require<BadArgument>(settings.prefill_chunk >= settings.tile,
                        "prefill_chunk: expected at least the {} rows of a tile, got {}", settings.tile,
                        settings.prefill_chunk);
-  const CollectingPolicy policy(settings);
+  const auto policy = std::make_shared<const CollectingPolicy>(settings);
   Collector collector(engine.model().config());
   CollectedPrompt collected;
   std::unique_ptr<Sequence> sequence = engine.make_sequence();
@@ -174,14 +174,17 @@ CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> toke
     check_cancel(cancel);
     const int64_t rows = std::min(chunk, n - begin);
     const ForwardItem item{sequence.get(), tokens.subspan(begin, rows), n};
-    hidden = engine.forward({&item, 1}, ForwardOptions{.policy = &policy, .observer = &collector});
+    hidden = engine.forward({&item, 1}, ForwardOptions{.policy = policy.get(), .observer = &collector});
     hidden = hidden.last(engine.model().config().hidden);
     if (on_tokens) on_tokens(begin + rows);
   }
   collected.generated =
-      continue_greedily(engine, *sequence, hidden, settings.max_new_tokens, &policy, &collector, cancel);
+      continue_greedily(engine, *sequence, hidden, settings.max_new_tokens, policy.get(), &collector, cancel);
   collected.statistics = collector.finish(n);
-  if (keep) collected.sequence = std::move(sequence);
+  if (keep) {
+    collected.policy = policy;
+    collected.sequence = std::move(sequence);
+  }
   return collected;
 }
 

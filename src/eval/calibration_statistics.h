@@ -31,6 +31,7 @@ struct CollectedPrompt {
   PromptStatistics statistics;     // tiles: prompt tiles, and one per generated token but the last
   std::vector<int32_t> generated;  // greedy continuation, the ending token included
   // Asked for by keep: the prompt and its generated tokens but the last, keys as the forward mode made them.
+  std::shared_ptr<const Policy> policy;  // that ran the sequence and so outlives it; null = dense
   std::unique_ptr<Sequence> sequence;
 };
 

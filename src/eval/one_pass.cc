@@ -137,22 +137,23 @@ struct OnePassEvaluator::Worker {
     return result;
   }
 
-  // Calls visit(member, scored row of it, row of the prompt, logits) for every scored row of the group.
+  // Calls visit(member, scored row of it, row of the prompt, logits) for every scored row of the group. A
+  // block of logits never spans prompts: how many rows a product has may decide its last digits, and groups
+  // depend on the workers.
   template <class Visit>
   void for_each_scored(const Group& group, const std::vector<OnePassPrompt>& all,
                        std::span<const float> hidden, Visit&& visit) {
     struct Place {
-      size_t member;
       int64_t scored, row;
     };
     const int64_t width = engine->model().config().hidden;
     const int64_t vocabulary = engine->model().config().vocabulary;
     std::vector<Place> places;
     std::vector<float> gathered;
-    const auto flush = [&] {
+    const auto flush = [&](size_t member) {
       const std::span<const float> logits = engine->logits(gathered);
       for (size_t p = 0; p < places.size(); ++p)
-        visit(places[p].member, places[p].scored, places[p].row, logits.subspan(p * vocabulary, vocabulary));
+        visit(member, places[p].scored, places[p].row, logits.subspan(p * vocabulary, vocabulary));
       places.clear();
       gathered.clear();
     };
@@ -164,12 +165,12 @@ struct OnePassEvaluator::Worker {
         if (!prompt.scored[row]) continue;
         const std::span<const float> vector = hidden.subspan((first_row + row) * width, width);
         gathered.insert(gathered.end(), vector.begin(), vector.end());
-        places.push_back({i, scored++, static_cast<int64_t>(row)});
-        if (static_cast<int64_t>(places.size()) == kLogitRows) flush();
+        places.push_back({scored++, static_cast<int64_t>(row)});
+        if (static_cast<int64_t>(places.size()) == kLogitRows) flush(i);
       }
+      if (!places.empty()) flush(i);
       first_row += static_cast<int64_t>(prompt.rows.size());
     }
-    if (!places.empty()) flush();
   }
 
   // Figures of each member under the hidden rows of one candidate, added to its slot of `figures` [all
@@ -242,6 +243,7 @@ OnePassEvaluator::OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engi
     }
     Worker& worker = *workers_[prefilled[i].engine];
     worker.prompts.push_back(static_cast<int64_t>(i));
+    policies_.push_back(std::move(prefilled[i].policy));
     worker.sequences.push_back(std::move(prefilled[i].sequence));
   }
 
@@ -308,17 +310,22 @@ OnePassFigures OnePassEvaluator::dense(double share) const {
   return figures;
 }
 
+const Policy* OnePassEvaluator::keep_policy(const Plan& plan) {
+  policies_.push_back(policy_of_(plan));
+  return policies_.back().get();
+}
+
 std::vector<OnePassFigures> OnePassEvaluator::evaluate(std::span<const Plan> candidates, double share,
                                                        const Plan* base) {
   require<BadArgument>(share > 0 && share <= 1, "share of prompts: expected above 0 and at most 1, got {}",
                        share);
   const auto count = static_cast<int64_t>(candidates.size());
   const int layers = workers_.front()->engine->model().config().layers;
-  std::vector<std::shared_ptr<const Policy>> policies;
+  std::vector<const Policy*> policies;
   std::vector<int> first(count, 0);
   int64_t shared_layers = 0;
   for (int64_t c = 0; c < count; ++c) {
-    policies.push_back(policy_of_(candidates[c]));
+    policies.push_back(keep_policy(candidates[c]));
     if (base != nullptr) first[c] = first_changed_layer(*base, candidates[c]);
     shared_layers += first[c];
   }
@@ -327,7 +334,7 @@ std::vector<OnePassFigures> OnePassEvaluator::evaluate(std::span<const Plan> can
     base = nullptr;
     std::fill(first.begin(), first.end(), 0);
   }
-  const std::shared_ptr<const Policy> base_policy = base != nullptr ? policy_of_(*base) : nullptr;
+  const Policy* base_policy = base != nullptr ? keep_policy(*base) : nullptr;
   // Deepest start first: a candidate overwrites the keys of its rows from its first layer on, those below
   // stay the base's.
   std::vector<int64_t> order(count);
@@ -343,7 +350,7 @@ std::vector<OnePassFigures> OnePassEvaluator::evaluate(std::span<const Plan> can
     for (const Worker::Group& group : worker.groups(prompts_, use, max_rows_)) {
       std::vector<float> base_hidden;
       if (base != nullptr)
-        base_hidden = worker.forward(group, prompts_, base_policy.get(), 0, nullptr, worker.recorder.get());
+        base_hidden = worker.forward(group, prompts_, base_policy, 0, nullptr, worker.recorder.get());
       for (const int64_t c : order) {
         check_cancel(cancel_);
         if (first[c] == layers) {
@@ -352,7 +359,7 @@ std::vector<OnePassFigures> OnePassEvaluator::evaluate(std::span<const Plan> can
         }
         const float* entering = first[c] > 0 ? worker.recorder->entering(first[c]).data() : nullptr;
         const std::vector<float> hidden =
-            worker.forward(group, prompts_, policies[c].get(), first[c], entering, nullptr);
+            worker.forward(group, prompts_, policies[c], first[c], entering, nullptr);
         worker.score(group, prompts_, hidden, figures[c]);
       }
     }

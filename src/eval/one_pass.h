@@ -55,7 +55,8 @@ class OnePassEvaluator {
   /// A prompt's dense prefix in the cache of one of the engines, handed over by whoever computed it, or null.
   struct Prefilled {
     size_t engine = 0;
-    std::unique_ptr<Sequence> sequence;  // begins with the prefix; cut to it
+    std::shared_ptr<const Policy> policy;  // that ran the sequence and so outlives it; null = dense
+    std::unique_ptr<Sequence> sequence;    // begins with the prefix; cut to it
   };
 
   /// engines: one a worker, each used by one thread at a time; they outlive the evaluator. prefilled:
@@ -80,11 +81,13 @@ class OnePassEvaluator {
  private:
   struct Worker;
   std::vector<uint8_t> taken(double share) const;  // [prompts]
+  const Policy* keep_policy(const Plan& plan);
 
   std::vector<OnePassPrompt> prompts_;
   PolicyOf policy_of_;
   int64_t max_rows_;
   const std::atomic<bool>* cancel_;
+  std::vector<std::shared_ptr<const Policy>> policies_;  // sequences must not outlive what ran them
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<int64_t> dense_right_;  // [prompts]
 };

@@ -64,7 +64,9 @@ StatisticsRun run_statistics(std::span<const std::unique_ptr<Engine>> engines,
     const std::lock_guard lock(mutex);
     run.set.insert(index, collected.statistics);
     run.generated[index] = std::move(collected.generated);
-    if (keep) run.caches[index] = {static_cast<size_t>(worker), std::move(collected.sequence)};
+    if (keep)
+      run.caches[index] = {static_cast<size_t>(worker), std::move(collected.policy),
+                           std::move(collected.sequence)};
     if (!options.partial_path.empty()) write_file_atomic(options.partial_path, run.set.serialize());
   });
   return run;
