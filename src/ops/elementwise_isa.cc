@@ -52,10 +52,12 @@ HWY_INLINE void for_each_widened(const float* x, int64_t count, float fill, F f)
   if (i < count) f(widen_part(x + i, count - i, fill), i);
 }
 
-// x / (1 + exp(-x)). Past 88 the exponential would overflow; there the quotient is below 1e-36 anyway.
+// x / (1 + exp(-x)). Below -88 the exponential would overflow; the value is below 1e-36 there and is kept at
+// that.
 HWY_INLINE VF silu(VF x) {
-  const VF exponent = hn::Min(hn::Neg(x), hn::Set(df, 88.0f));
-  return hn::Div(x, hn::Add(hn::Set(df, 1.0f), hn::Exp(df, exponent)));
+  const VF lowest = hn::Set(df, -88.0f);
+  const VF bounded = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);  // a NaN stays
+  return hn::Div(bounded, hn::Add(hn::Set(df, 1.0f), hn::Exp(df, hn::Neg(bounded))));
 }
 
 }  // namespace
