@@ -34,6 +34,7 @@ struct TokenizerData {
   bool add_bos = false;             // whether the model expects a BOS in front of raw text
   bool add_space_prefix = true;     // SentencePiece: in front of the text and after every special token
   bool space_prefix_once = false;   // SentencePiece: in front of the text only (Metaspace "first")
+  bool space_prefix_unless_space = false;  // SentencePiece: not where the text begins with a space (Metaspace)
   bool byte_fallback = true;        // SentencePiece: unknown characters become byte tokens
   bool ignore_merges = false;       // llama-3: a piece that is a token as a whole is that token
   bool normalize_nfc = false;       // qwen: text is composed (Unicode NFC) before it is cut into pieces
