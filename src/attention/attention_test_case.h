@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -108,6 +109,8 @@ struct Layout {
   Maxima maxima = Maxima::kRead;
   int32_t spare_capacity = 0;
   bool by_products = false;
+  // Called right before and after the call; what the first one redirects, the second one has to bring back.
+  std::function<void(AttentionParams&)> before = nullptr, after = nullptr;
 };
 Layout random_layout(Random& random);
 
@@ -147,16 +150,18 @@ std::vector<float> rows_of(const std::vector<float>& values, int64_t begin, int6
 /// Largest |a - b|; infinite when one is NaN, or infinite and unlike the other.
 float max_difference(const std::vector<float>& a, const std::vector<float>& b);
 
-/// What a kernel may differ by from exact arithmetic, for values of v up to about 4 in magnitude. With keys
-/// in f32 a score carries a few units of 2^-24 of rounding per product, far below 1e-5. With 16-bit keys a
-/// kernel may round probabilities to bf16 (2^-9 each, relative) before it multiplies V, and queries too
-/// (fine: queries that are not representable in bf16): a score of magnitude 8 then moves by up to 8 * 2^-9.
+/// What a kernel may differ by from exact arithmetic, for values of v up to about 4 in magnitude. In fp32 a
+/// score carries a few units of 2^-24 of rounding per product, far below 1e-5. Kernels whose name ends in
+/// _bf16 multiply bf16 keys in bf16: a probability is rounded by 2^-9, relative, before it meets V or is
+/// summed, and a query that is not representable in bf16 (fine) moves a score of magnitude 8 by up to 8 *
+/// 2^-9.
 struct Tolerance {
   float out = 0;
   float lse = 0;
-  float weight = 0;  // relative, of pooled weights: how far from the cut a key may change sides
+  float weight = 0;  // relative, of pooled weights; also how far from the cut a key may change sides
 };
-Tolerance tolerance(DType kv_dtype, DType out_dtype, bool fine = false);
+Tolerance tolerance(const AttentionKernel& kernel, DType kv_dtype, DType out_dtype = DType::kF32,
+                    bool fine = false);
 
 /// A kernel of this build and machine with one type of keys: the parameter of the property tests.
 struct KernelCase {
