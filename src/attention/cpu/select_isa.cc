@@ -124,7 +124,7 @@ int64_t select_ranked(const float* weights, int64_t n, int64_t k, int32_t first,
   for (; i + kLanes <= n && out < end; i += kLanes) {
     const VecU key = key_of(load(weights + i));
     const auto equal = hn::Eq(key, cut_key);
-    const auto above = hn::Not(hn::Or(equal, hn::Lt(hn::BitCast(TagI(), key), hn::BitCast(TagI(), cut_key))));
+    const auto above = hn::RebindMask(TagU(), hn::Gt(hn::BitCast(TagI(), key), hn::BitCast(TagI(), cut_key)));
     auto chosen = above;
     if (ties > 0 && !hn::AllFalse(TagU(), equal)) {
       const int64_t here = static_cast<int64_t>(hn::CountTrue(TagU(), equal));
@@ -155,7 +155,8 @@ int64_t select_ranked(const float* weights, int64_t n, int64_t k, int32_t first,
 void select_members(const cpu::SetWork& set, const float* weights, uint32_t* scratch) {
   int64_t count = 0;
   for (int64_t j = 0; j < set.sinks; ++j) set.members[count++] = static_cast<int32_t>(j);
-  count += select_ranked(weights + set.sinks, set.recent_begin - set.sinks, set.ranked, static_cast<int32_t>(set.sinks),
+  if (weights != nullptr) weights += set.sinks;
+  count += select_ranked(weights, set.recent_begin - set.sinks, set.ranked, static_cast<int32_t>(set.sinks),
                          set.members + count, scratch);
   for (int64_t j = set.recent_begin; j < set.candidates; ++j) set.members[count++] = static_cast<int32_t>(j);
   for (int64_t i = count; i < set.capacity; ++i) set.members[i] = -1;

@@ -29,12 +29,6 @@ using VecI = hn::Vec<TagI>;
 // Lanes of a float vector; every instruction set that is compiled has a fixed width.
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(TagF()));
 
-#if defined(__AVX512BF16__)
-constexpr bool kHasBf16Dot = true;
-#else
-constexpr bool kHasBf16Dot = false;
-#endif
-
 constexpr float kMinusInfinity = -__builtin_inff();
 
 HWY_INLINE VecF load(const float* p) { return hn::LoadU(TagF(), p); }
@@ -51,6 +45,7 @@ HWY_INLINE VecF zero() { return hn::Zero(TagF()); }
 /// The first `count` lanes of p, zeros after them; nothing past them is read.
 HWY_INLINE VecF load_first(const float* p, int count) {
   if (count >= kLanes) return load(p);
+  if (count <= 0) return zero();
   return hn::MaskedLoad(hn::FirstN(TagF(), static_cast<size_t>(count)), TagF(), p);
 }
 HWY_INLINE void store_first(VecF v, float* p, int count) {
@@ -73,8 +68,21 @@ HWY_INLINE VecF load_as_float(const Bfloat* p) {
   return hn::BitCast(TagF(), hn::ShiftLeft<16>(bits));
 }
 HWY_INLINE VecF load_as_float(const Half* p) {
+#if HWY_TARGET == HWY_SCALAR
+  // Highway's own conversion makes NaN and infinity finite.
+  const uint32_t magnitude = static_cast<uint32_t>(p->bits & 0x7FFF) << 13;
+  const uint32_t sign = static_cast<uint32_t>(p->bits & 0x8000) << 16;
+  float value;
+  __builtin_memcpy(&value, &magnitude, sizeof(value));
+  value *= 0x1p112f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  if (magnitude >= 0x0F800000u) bits |= 0x7F800000u;
+  return hn::BitCast(TagF(), broadcast(bits | sign));
+#else
   const hn::Rebind<hwy::float16_t, TagF> d16;
   return hn::PromoteTo(TagF(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
 }
 
 /// Row tails: head dims are multiples of 8, so only vectors of 16 have them, and those are half full.
@@ -179,8 +187,18 @@ HWY_INLINE void interleave_rows(VecU a, VecU b, VecU* low, VecU* high) {
 /// Elements [0, count) of 32, zeros after them; count is a multiple of 8.
 HWY_INLINE VecU load_pairs(const Bfloat* p, int count) {
   if (count >= 32) return VecU{_mm512_loadu_si512(p)};
+  if (count <= 0) return VecU{_mm512_setzero_si512()};
   return VecU{_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << count) - 1), p)};
 }
+
+#else
+
+// Declared for the code that is never instantiated without them (math.h: BfloatMath).
+VecF dot_pairs(VecF acc, VecU a, VecU b);
+VecU pair_up(VecF low, VecF high);
+VecU round_to_bfloat(VecF low, VecF high);
+void interleave_rows(VecU a, VecU b, VecU* low, VecU* high);
+VecU load_pairs(const Bfloat* p, int count);
 
 #endif
 

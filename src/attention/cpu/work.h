@@ -39,7 +39,7 @@ struct KeySource {
   int64_t own_begin = 0, own_end = 0;
   int64_t range_end = 0;
 
-  int64_t size() const { return list != nullptr ? list_count + (own_end - own_begin) : range_end; }
+  [[gnu::always_inline]] int64_t size() const { return list != nullptr ? list_count + (own_end - own_begin) : range_end; }
 };
 
 /// The query rows of one group in one tile (or in a block of rows of a dense call). Row r is head r / tokens of the group and
@@ -57,7 +57,7 @@ struct RowBlock {
   float score_scale = 1;  // of q.k, to the base 2: softmax scale * scale of the keys * log2(e)
   float value_scale = 1;
 
-  int32_t rows() const { return tokens * heads; }
+  [[gnu::always_inline]] int32_t rows() const { return tokens * heads; }
 };
 
 /// Which members a set gets, and where they go.
@@ -70,22 +70,16 @@ struct SetWork {
   float* pooled = nullptr;         // where the caller wants the candidates' weights; null = not wanted
   float* own_tile_mass = nullptr;  // null = not wanted
 
-  bool covers_all() const { return sinks + ranked + (candidates - recent_begin) == candidates; }
+  [[gnu::always_inline]] bool covers_all() const { return sinks + ranked + (candidates - recent_begin) == candidates; }
 };
 
-/// Scratch of one worker in prefill; sizes come from PrefillSizes.
-struct PrefillScratch {
-  char* base = nullptr;
-};
-
-/// What prefill scratch must hold.
+/// What the scratch of one worker must hold, at most.
 struct PrefillSizes {
   int64_t head_dim = 0;
-  int64_t pass_rows = 0;  // rows of the largest pass
-  int64_t kept_bytes = 0;  // probabilities kept from the first pass of selecting roles
-  int64_t keys = 0;        // of the longest sequence; 0 for roles that do not select
-  int64_t factor_rows = 0;  // rows whose factors are kept (all row blocks of a tile); 0 likewise
-  int64_t list = 0;         // longest index list of a reuse call
+  int64_t rows = 0;    // of a group in a tile
+  int64_t groups = 1;  // of a tile
+  int64_t keys = 0;    // of the longest sequence; 0 for roles that do not select
+  int64_t list = 0;    // longest index list of a reuse call
   Stored stored = Stored::kF32;
 };
 
@@ -109,6 +103,7 @@ struct DecodeSplit {
   KeySource keys;
   int64_t begin = 0;
   int32_t count = 0;
+  int64_t list_size = 0;      // entries that the scratch has for a list
   bool values = true;         // also multiply V
   float* kept = nullptr;      // [rows, kept_stride]: probabilities relative to the split's maximum, by position; null = not kept
   int64_t kept_stride = 0;
@@ -155,17 +150,17 @@ struct DecodeKept {
 
 /// The kernels of one instruction set.
 struct Kernels {
-  int lanes;  // floats in a vector
-
   size_t (*prefill_scratch_bytes)(const PrefillSizes& sizes);
-  /// Returns nothing; the scratch is laid out from the same sizes.
+  /// Computes one tile; scratch is laid out from the same sizes.
   void (*prefill_tile)(const PrefillTile& tile, const PrefillSizes& sizes, char* scratch);
 
   int64_t (*padded_head_dim)(int64_t head_dim);
-  size_t (*decode_scratch_bytes)(int64_t head_dim, int64_t list, int64_t keys);
+  /// keys: of the longest sequence, 0 when nothing is selected.
+  size_t (*decode_scratch_bytes)(int64_t head_dim, int64_t list_size, int64_t keys);
   void (*decode_split)(const DecodeSplit& split);
   void (*decode_kept)(const DecodeKept& kept);
-  /// Returns false when the kept probabilities of some row are too small to divide by (the caller recomputes them).
+  /// Merges in order, turns maxima into factors and writes the output. Returns false when some row's kept probabilities
+  /// sum to too little to be divided by it; the caller then computes them afresh.
   bool (*decode_merge)(const DecodeMerge& merge, bool kept);
   void (*decode_select)(const DecodeSelect& select);
 };

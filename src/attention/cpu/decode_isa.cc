@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode: few query rows against many keys, bound by reading K and V (docs/kernels/cpu_attention.md). A key is read once for
+// all rows of its group; the lanes are head dims, and sums across them are taken for kLanes (row, key) pairs at a time.
+#include "attention/cpu/entries.h"
+#include "attention/cpu/math.h"
+#include "attention/cpu/select.h"
+
+namespace kascade::KASCADE_ISA {
+namespace {
+
+using cpu::DecodeSplit;
+using cpu::kSplitKeys;
+using cpu::RowBlock;
+
+// Rows that one pass over a split serves: the scores of a pass stay in the first two cache levels.
+constexpr int kDecodeRows = 16;
+// Keys whose values are multiplied before the next dims and rows are: their rows of V stay in the first-level cache.
+constexpr int kValueKeys = 64;
+// Rows of K and V are fetched this many keys ahead: about 8 KB, what one core keeps in flight.
+constexpr int kFetchAhead = 24;
+constexpr float kLn2 = 0.69314718056f;
+constexpr float kLeastKeptSum = 0x1p-64f;
+
+HWY_INLINE int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 32); }
+
+struct Scratch {
+  const char** key_rows;    // [kSplitKeys + kLanes]
+  const char** value_rows;  // the same
+  int32_t* positions;       // [kSplitKeys]
+  float* scores;            // [kDecodeRows, kSplitKeys]
+  uint32_t* probabilities;  // [kDecodeRows, kSplitKeys / 2] when they are rounded
+  char* queries;            // [kDecodeRows, padded dim] words
+  int32_t* list;
+  float* weights;    // [keys]
+  uint32_t* select;
+  size_t bytes;
+
+  HWY_INLINE Scratch(int64_t head_dim, int64_t list_size, int64_t key_count, char* base) {
+    Carver carver(base);
+    key_rows = carver.take<const char*>(kSplitKeys + kLanes);
+    value_rows = carver.take<const char*>(kSplitKeys + kLanes);
+    positions = carver.take<int32_t>(kSplitKeys + kLanes);
+    scores = carver.take<float>(kDecodeRows * kSplitKeys);
+    probabilities = carver.take<uint32_t>(kDecodeRows * kSplitKeys / 2);
+    queries = carver.take<char>(kDecodeRows * padded_dim(head_dim) * static_cast<int64_t>(sizeof(float)));
+    list = carver.take<int32_t>(list_size);
+    weights = carver.take<float>(key_count > 0 ? round_up(key_count, kSplitKeys) : 0);
+    select = carver.take<uint32_t>(key_count > 0 ? select_scratch(key_count) : 0);
+    bytes = carver.bytes();
+  }
+};
+
+/// All lines of a row, into every cache level.
+HWY_INLINE void fetch(const char* row, int64_t row_bytes) {
+  for (int64_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
+}
+
+template <class M>
+class Split {
+  using Word = typename M::Word;
+  using Stored = typename M::Stored;
+
+ public:
+  Split(const DecodeSplit& split, const Scratch& scratch)
+      : d_(split),
+        s_(scratch),
+        head_dim_(split.rows.head_dim),
+        row_bytes_(split.rows.head_dim * static_cast<int64_t>(sizeof(Stored))),
+        out_stride_(padded_dim(split.rows.head_dim)) {}
+
+  void run() {
+    if (!load_rows(true)) return;
+    for (int row = 0; row < d_.rows.rows(); row += kDecodeRows) {
+      const int count = d_.rows.rows() - row < kDecodeRows ? d_.rows.rows() - row : kDecodeRows;
+      load_queries(row, count);
+      multiply_keys(count);
+      for (int r = 0; r < count; ++r) weigh(row + r, s_.scores + r * kSplitKeys, r);
+      if (d_.values) multiply_values(row, count);
+    }
+  }
+
+  void run_kept(const cpu::DecodeKept& kept) {
+    if (!load_rows(false)) return;
+    const int rows = d_.rows.rows();
+    for (int row = 0; row < rows; row += kDecodeRows) {
+      const int count = rows - row < kDecodeRows ? rows - row : kDecodeRows;
+      for (int r = 0; r < count; ++r) {
+        float* p = s_.scores + r * kSplitKeys;
+        const float* source = kept.split.kept + (row + r) * kept.split.kept_stride;
+        for (int i = 0; i < count_; ++i) {
+          const int64_t position = s_.positions[i];
+          p[i] = source[position] * kept.factors[position / kSplitKeys * rows + row + r];
+        }
+        d_.maximum[row + r] = kept.row_maximum[row + r];
+        finish_row(row + r, p, count_, r);
+      }
+      multiply_values(row, count);
+    }
+  }
+
+ private:
+  /// Addresses of the split's keys; an empty split gets maxima of -inf.
+  bool load_rows(bool with_keys) {
+    cpu::KeySource keys = d_.keys;
+    if (keys.list != nullptr && with_keys) {
+      keys.list = checked_list(keys.list, &keys.list_count, static_cast<int32_t>(keys.own_begin), s_.list);
+    }
+    const int64_t left = keys.size() - d_.begin;
+    count_ = static_cast<int>(left < d_.count ? left : d_.count);
+    if (count_ <= 0) {
+      for (int r = 0; r < d_.rows.rows(); ++r) {
+        d_.maximum[r] = kMinusInfinity;
+        d_.sum[r] = 0;
+        if (d_.values) clear_out(r);
+      }
+      return false;
+    }
+    for_each_key(d_.cache, keys, d_.begin, count_, [&](int i, int64_t position, const char* k, const char* v) {
+      s_.positions[i] = static_cast<int32_t>(position);
+      s_.key_rows[i] = k;
+      s_.value_rows[i] = v;
+    });
+    // Groups of keys are rounded up: the last key stands in, with probability 0.
+    for (int i = count_; i < count_ + kLanes; ++i) {
+      s_.key_rows[i] = s_.key_rows[count_ - 1];
+      s_.value_rows[i] = s_.value_rows[count_ - 1];
+    }
+    const char* const* first = with_keys ? s_.key_rows : s_.value_rows;
+    for (int i = 0; i < kFetchAhead && i < count_; ++i) fetch(first[i], row_bytes_);
+    return true;
+  }
+
+  const float* query_row(int r) const {
+    const RowBlock& b = d_.rows;
+    return b.q + r % b.tokens * b.q_token_stride + r / b.tokens * b.q_head_stride;
+  }
+
+  Word* query(int r) const { return reinterpret_cast<Word*>(s_.queries) + r * padded_dim(head_dim_) / M::kPair; }
+
+  void load_queries(int first, int count) {
+    for (int r = 0; r < count; ++r) {
+      const float* row = query_row(first + r);
+      Word* words = query(r);
+      for (int c = 0; c < head_dim_; c += M::kLoad) {
+        if constexpr (M::kPair == 1) {
+          store(load_first(row + c, head_dim_ - c), words + c);
+        } else {
+          store(round_to_bfloat(load_first(row + c, head_dim_ - c),
+                                load_first(row + c + kLanes, head_dim_ - c - kLanes)),
+                words + c / 2);
+        }
+      }
+    }
+  }
+
+  // ---- Scores.
+
+  void multiply_keys(int rows) {
+    for (int j = 0; j < count_; j += kLanes) {
+      for (int i = j + kFetchAhead; i < j + kFetchAhead + kLanes; ++i) {
+        // Past the last key come the first rows of V.
+        if (i < count_) {
+          fetch(s_.key_rows[i], row_bytes_);
+        } else if (d_.values && i - count_ < count_) {
+          fetch(s_.value_rows[i - count_], row_bytes_);
+        }
+      }
+      int r = 0;
+      if constexpr (kLanes >= 4) {
+        for (; r + 4 <= rows; r += 4) score_keys<4, 4>(r, j);
+        if (rows - r == 3) {
+          score_keys<3, 4>(r, j);
+          r += 3;
+        }
+        if (rows - r == 2) {
+          score_keys<2, 2>(r, j);
+          r += 2;
+        }
+      }
+      for (; r < rows; ++r) score_keys<1, 1>(r, j);
+    }
+  }
+
+  /// Scores of Rows rows from `first` with kLanes keys from j; Slots (Rows rounded up to a power of two) rows and
+  /// kLanes / Slots keys share one sum across lanes.
+  template <int Rows, int Slots>
+  HWY_INLINE void score_keys(int first, int j) {
+    constexpr int kKeys = kLanes / Slots;
+    const Word* queries[Rows];
+    for (int m = 0; m < Rows; ++m) queries[m] = query(first + m);
+    for (int step = 0; step < Slots; ++step) {
+      const char* const* keys = s_.key_rows + j + step * kKeys;
+      VecF acc[kLanes];
+      for (int i = 0; i < kLanes; ++i) acc[i] = zero();
+      const int whole = head_dim_ / M::kLoad * M::kLoad;
+      for (int c = 0; c < whole; c += M::kLoad) multiply_dims<Rows, kKeys>(queries, keys, c, M::kLoad, acc);
+      if (whole < head_dim_) multiply_dims<Rows, kKeys>(queries, keys, whole, head_dim_ - whole, acc);
+      alignas(64) float sums[kLanes];
+      store(sums_of(acc), sums);
+      for (int m = 0; m < Rows; ++m)
+        __builtin_memcpy(s_.scores + (first + m) * kSplitKeys + j + step * kKeys, sums + m * kKeys,
+                         kKeys * sizeof(float));
+    }
+  }
+
+  template <int Rows, int Keys>
+  static HWY_INLINE void multiply_dims(const Word* const* queries, const char* const* keys, int c, int count, VecF* acc) {
+    typename M::Vec key[Keys];
+    for (int k = 0; k < Keys; ++k) key[k] = M::load_row(reinterpret_cast<const Stored*>(keys[k]) + c, count);
+    for (int m = 0; m < Rows; ++m) {
+      const auto query = load(queries[m] + c / M::kPair);
+      for (int k = 0; k < Keys; ++k) acc[m * Keys + k] = M::multiply_add(acc[m * Keys + k], query, key[k]);
+    }
+  }
+
+  // ---- Softmax.
+
+  /// Keys of the split that a row may see: its first ones, as positions ascend.
+  int visible(int r) const {
+    const int64_t last = d_.rows.first_position + r % d_.rows.tokens;
+    int n = count_;
+    while (n > 0 && s_.positions[n - 1] > last) --n;
+    return n;
+  }
+
+  void weigh(int row, float* scores, int slot) {
+    const int n = visible(row);
+    const VecF scale = broadcast(d_.rows.score_scale);
+    for (int i = n; i < count_ + kLanes && i < kSplitKeys; ++i) scores[i] = kMinusInfinity;
+    VecF largest = broadcast(kMinusInfinity);
+    for (int i = 0; i < n; i += kLanes) largest = hn::Max(largest, load(scores + i));
+    const float maximum = max_of(hn::Mul(largest, scale));
+    d_.maximum[row] = n > 0 ? maximum : kMinusInfinity;
+    const VecF reference = broadcast(n > 0 && maximum != kMinusInfinity ? maximum : 0.0f);
+    for (int i = 0; i < count_; i += kLanes)
+      store(exp2_nonpositive(hn::MulSub(load(scores + i), scale, reference)), scores + i);
+    if (d_.kept != nullptr) {
+      float* kept = d_.kept + row * d_.kept_stride + d_.begin;
+      for (int i = 0; i < count_; i += kLanes) store(load(scores + i), kept + i);
+    }
+    finish_row(row, scores, count_, slot);
+  }
+
+  /// Sums a row's probabilities and rounds them as the products need.
+  void finish_row(int row, float* p, int count, [[maybe_unused]] int slot) {
+    for (int i = count; i < round_up(count, 2 * kLanes); ++i) p[i] = 0;
+    VecF sum = zero();
+    for (int i = 0; i < count; i += kLanes) sum = hn::Add(sum, load(p + i));
+    d_.sum[row] = sum_of(sum);
+    if constexpr (M::kPair == 2) {
+      uint32_t* rounded = s_.probabilities + slot * (kSplitKeys / 2);
+      for (int i = 0; i < count; i += 2 * kLanes)
+        store(round_to_bfloat(load(p + i), load(p + i + kLanes)), rounded + i / 2);
+    }
+  }
+
+  // ---- Values.
+
+  void clear_out(int row) {
+    for (int64_t c = 0; c < out_stride_; c += kLanes) store(zero(), d_.partial + row * out_stride_ + c);
+  }
+
+  const Word* probability_row(int slot) const {
+    if constexpr (M::kPair == 2) {
+      return s_.probabilities + slot * (kSplitKeys / 2);
+    } else {
+      return s_.scores + slot * kSplitKeys;
+    }
+  }
+
+  void multiply_values(int first, int rows) {
+    for (int r = 0; r < rows; ++r) clear_out(first + r);
+    constexpr int kWide = (kLanes == 16 ? 4 : 2) * kLanes;
+    for (int begin = 0; begin < count_; begin += kValueKeys) {
+      const int end = begin + kValueKeys < count_ ? begin + kValueKeys : count_;
+      for (int c = 0; c < head_dim_;) {
+        const bool fetches = c == 0;
+        const int left = head_dim_ - c;
+        int width = kWide;
+        if (left >= kWide) {
+          value_rows<kWide, true>(first, rows, begin, end, c, kWide, fetches);
+        } else if (left >= M::kLoad) {
+          width = M::kLoad;
+          value_rows<M::kLoad, true>(first, rows, begin, end, c, M::kLoad, fetches);
+        } else {
+          width = left;
+          value_rows<M::kLoad, false>(first, rows, begin, end, c, left, fetches);
+        }
+        c += width;
+      }
+    }
+  }
+
+  template <int Width, bool Whole>
+  void value_rows(int first, int rows, int begin, int end, int c, int dims, bool fetches) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) value_block<4, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+    switch (rows - r) {
+      case 3:
+        return value_block<3, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+      case 2:
+        return value_block<2, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+      case 1:
+        return value_block<1, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+      default:
+        return;
+    }
+  }
+
+  /// Adds keys [begin, end) times dims [c, c + Width) for Rows rows from slot r on.
+  template <int Rows, int Width, bool Whole>
+  HWY_NOINLINE void value_block(int first, int r, int begin, int end, int c, int dims, bool fetches) {
+    constexpr int kVectors = (Width + kLanes - 1) / kLanes;
+    float* out = d_.partial + (first + r) * out_stride_ + c;
+    const Word* p[Rows];
+    for (int m = 0; m < Rows; ++m) p[m] = probability_row(r + m);
+    VecF acc[Rows][kVectors];
+    for (int m = 0; m < Rows; ++m)
+      for (int v = 0; v < kVectors; ++v) acc[m][v] = load(out + m * out_stride_ + v * kLanes);
+    for (int j = begin; j < end; j += M::kPair) {
+      if (fetches) {
+        for (int i = j + kFetchAhead; i < j + kFetchAhead + M::kPair; ++i)
+          if (i < count_) fetch(s_.value_rows[i], row_bytes_);
+      }
+      typename M::Vec value[kVectors];
+      if constexpr (M::kPair == 2) {
+        const auto* even = reinterpret_cast<const Stored*>(s_.value_rows[j]) + c;
+        const auto* odd = reinterpret_cast<const Stored*>(s_.value_rows[j + 1]) + c;
+        for (int v = 0; v < kVectors; v += 2) {
+          const int count = Whole ? M::kLoad : dims;
+          interleave_rows(load_pairs(even + v * kLanes, count), load_pairs(odd + v * kLanes, count), &value[v],
+                          &value[v + 1]);
+        }
+      } else {
+        const auto* row = reinterpret_cast<const Stored*>(s_.value_rows[j]) + c;
+        for (int v = 0; v < kVectors; ++v) value[v] = load_as_float(row + v * kLanes, Whole ? kLanes : dims);
+      }
+      for (int m = 0; m < Rows; ++m) {
+        const auto probability = broadcast(p[m][j / M::kPair]);
+        for (int v = 0; v < kVectors; ++v) acc[m][v] = M::multiply_add(acc[m][v], probability, value[v]);
+      }
+    }
+    for (int m = 0; m < Rows; ++m)
+      for (int v = 0; v < kVectors; ++v) store(acc[m][v], out + m * out_stride_ + v * kLanes);
+  }
+
+  const DecodeSplit& d_;
+  const Scratch& s_;
+  const int head_dim_;
+  const int64_t row_bytes_;
+  const int64_t out_stride_;
+  int count_ = 0;
+};
+
+/// 2^x of one number, with the same bits as a vector's.
+float exp2_one(float x) { return hn::GetLane(exp2_nonpositive(broadcast(x))); }
+
+/// Takes maxima to the largest of their row; returns it and, in *total, the row's sum.
+float finish_row(float* maximum, const float* sum, int64_t splits, int64_t stride, float* total) {
+  float largest = kMinusInfinity;
+  bool number = true;
+  for (int64_t s = 0; s < splits; ++s) {
+    const float m = maximum[s * stride];
+    if (m > largest) largest = m;
+    number &= m == m;
+  }
+  // Rows without keys, and rows that are lost to NaN.
+  const float reference = !number ? __builtin_nanf("") : largest == kMinusInfinity ? 0.0f : largest;
+  *total = 0;
+  for (int64_t s = 0; s < splits; ++s) {
+    maximum[s * stride] = exp2_one(maximum[s * stride] - reference);
+    *total += sum[s * stride] * maximum[s * stride];
+  }
+  return largest;
+}
+
+}  // namespace
+
+int64_t padded_head_dim(int64_t head_dim) { return padded_dim(head_dim); }
+
+size_t decode_scratch_bytes(int64_t head_dim, int64_t list, int64_t keys) {
+  return Scratch(head_dim, list, keys, nullptr).bytes;
+}
+
+void decode_split(const cpu::DecodeSplit& split) {
+  const Scratch scratch(split.rows.head_dim, split.list_size, 0, split.scratch);
+  with_math(split.cache.stored, [&](auto math) { Split<decltype(math)>(split, scratch).run(); });
+}
+
+void decode_kept(const cpu::DecodeKept& kept) {
+  const Scratch scratch(kept.split.rows.head_dim, 0, 0, kept.split.scratch);
+  with_math(kept.split.cache.stored, [&](auto math) { Split<decltype(math)>(kept.split, scratch).run_kept(kept); });
+}
+
+bool decode_merge(const cpu::DecodeMerge& merge, bool kept) {
+  const RowBlock& b = merge.rows;
+  const int rows = b.rows();
+  const int64_t stride = padded_dim(b.head_dim);
+  bool large_enough = true;
+  for (int r = 0; r < rows; ++r) {
+    float sum = 0;
+    const float largest = finish_row(merge.maximum + r, merge.sum + r, merge.splits, rows, &sum);
+    if (merge.row_maximum != nullptr) {
+      merge.row_maximum[r] = largest;
+      merge.row_sum[r] = sum;
+    }
+    if (merge.partial == nullptr) continue;
+    if (!(sum >= kLeastKeptSum)) large_enough = false;
+    const int token = r % b.tokens, head = r / b.tokens;
+    float* out = b.out + token * b.out_token_stride + head * b.out_head_stride;
+    const VecF share = broadcast(sum == 0 ? 0.0f : b.value_scale / sum);
+    for (int c = 0; c < b.head_dim; c += kLanes) {
+      VecF acc = zero();
+      for (int64_t s = 0; s < merge.splits; ++s)
+        acc = hn::MulAdd(load(merge.partial + (s * rows + r) * stride + c), broadcast(merge.maximum[s * rows + r]), acc);
+      store_first(hn::Mul(acc, share), out + c, b.head_dim - c);
+    }
+    if (b.lse != nullptr)
+      b.lse[token * b.lse_token_stride + head] = sum == 0 ? kMinusInfinity : largest * kLn2 + __builtin_logf(sum);
+  }
+  return large_enough || !kept;
+}
+
+void decode_select(const cpu::DecodeSelect& d) {
+  const cpu::SetWork& set = d.set;
+  const Scratch scratch(kLanes, 0, set.own_end, d.scratch);
+  const bool pools = !set.covers_all() || set.pooled != nullptr || set.own_tile_mass != nullptr;
+  if (pools) {
+    for (int64_t s = 0; s < d.splits; ++s) {
+      const int64_t begin = s * kSplitKeys;
+      const int64_t end = begin + kSplitKeys < set.own_end ? begin + kSplitKeys : set.own_end;
+      for (int64_t i = begin; i < end; i += kLanes) store(zero(), scratch.weights + i);
+      for (int g = 0; g < d.groups; ++g) {
+        for (int r = 0; r < d.rows; ++r) {
+          const float sum = d.row_sum[g * d.row_group_stride + r];
+          const VecF factor = broadcast(sum == 0 ? 0.0f : d.maximum[g * d.group_stride + s * d.rows + r] / sum);
+          const float* kept = d.kept + g * d.kept_group_stride + r * d.kept_stride;
+          for (int64_t i = begin; i < end; i += kLanes)
+            store(hn::MulAdd(load(kept + i), factor, load(scratch.weights + i)), scratch.weights + i);
+        }
+      }
+    }
+    if (set.pooled != nullptr)
+      for (int64_t j = 0; j < set.candidates; ++j) set.pooled[j] = scratch.weights[j];
+    if (set.own_tile_mass != nullptr) {
+      float mass = 0;
+      for (int64_t j = set.candidates; j < set.own_end; ++j) mass += scratch.weights[j];
+      *set.own_tile_mass = mass;
+    }
+  }
+  select_members(set, pools ? scratch.weights : nullptr, scratch.select);
+}
+
+}  // namespace kascade::KASCADE_ISA
