@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine: a model, a paged KV cache and a policy make tokens. One Engine belongs to one thread at a time; any number
-// of engines share one PreparedModel.
+// The engine: a model, a paged KV cache and a policy make tokens. One Engine belongs to one thread at a time;
+// any number of engines share one PreparedModel.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,8 @@ enum class Compute : uint8_t;  // src/ops/ops.h: kF32, kFast
 class PreparedModel {
  public:
   /// "f32": weights dequantised to fp32, fp32 activations and KV. "auto": weights as stored, KV in bf16.
-  static std::shared_ptr<const PreparedModel> create(std::shared_ptr<const Model> model, const std::string& compute);
+  static std::shared_ptr<const PreparedModel> create(std::shared_ptr<const Model> model,
+                                                     const std::string& compute);
   virtual ~PreparedModel();
   const Model& model() const { return *model_; }
   const ModelConfig& config() const { return model_->config(); }
@@ -36,29 +37,36 @@ class PreparedModel {
 };
 
 struct EngineOptions {
-  int threads = 0;                       // 0 = all processors this process may use
-  std::string attention_kernel;          // "" = the best available
-  int64_t cache_tokens = 0;              // KV capacity over all sequences, reserved lazily; 0 = the model's context
-  int32_t page_size = 64;                // tokens
-  int32_t prefill_chunk = 512;           // rows per forward of a long prompt; a multiple of 128
+  int threads = 0;                 // 0 = all processors this process may use
+  std::string attention_kernel{};  // "" = the best available
+  int64_t cache_tokens = 0;        // KV capacity over all sequences, reserved lazily; 0 = the model's context
+  int32_t page_size = 64;          // tokens
+  int32_t prefill_chunk = 512;     // rows per forward of a long prompt; a multiple of 128
 };
 
-/// One sequence in the cache: its pages, length and the policy's state. Returned pages are free for the next sequence.
+/// One sequence in the cache: its pages, length and the policy's state. It outlives neither its engine's
+/// model nor a policy that ran it; its pages are free for the next sequence when it ends.
 class Sequence {
  public:
   virtual ~Sequence() = default;
   virtual int64_t length() const = 0;
-  /// Forgets keys from length on (0 <= length <= length()); pages that become empty go back.
+  /// Forgets keys from length on (0 <= length <= length()); pages that become empty go to whoever needs them
+  /// next.
   virtual void truncate(int64_t length) = 0;
+  /// The last row's residual stream after the last layer, [hidden]; empty when that row was cut off or never
+  /// was.
+  virtual std::span<const float> last_hidden() const = 0;
 };
 
 /// What an observer sees of one layer of one forward call. Pointers are valid during the call only.
 struct LayerEvent {
   int layer = 0;
   Phase phase = Phase::kPrefill;
-  const AttentionParams* attention = nullptr;  // as it ran: cache views, index sets, pooled weights if asked for
-  const float* residual_in = nullptr;   // [rows, hidden] before the attention block (before its norm)
-  const float* residual_out = nullptr;  // [rows, hidden] residual_in + o_proj(attention); set in after_attention only
+  const AttentionParams* attention =
+      nullptr;                         // as it ran: cache views, index sets, pooled weights if asked for
+  const float* residual_in = nullptr;  // [rows, hidden] before the attention block (before its norm)
+  const float* residual_out =
+      nullptr;  // [rows, hidden] residual_in + o_proj(attention); set in after_attention only
   int64_t rows = 0;
 };
 
@@ -67,52 +75,63 @@ class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
   /// May change the parameters before attention runs: e.g. ask for pooled weights into its own buffers.
-  virtual void before_attention(int layer, Phase phase, AttentionParams& params) { (void)layer, (void)phase, (void)params; }
+  virtual void before_attention(int layer, Phase phase, AttentionParams& params) {
+    (void)layer, (void)phase, (void)params;
+  }
   virtual void after_attention(const LayerEvent& event) { (void)event; }
   /// The residual stream after the whole layer: [rows, hidden].
-  virtual void after_layer(int layer, const float* residual, int64_t rows) { (void)layer, (void)residual, (void)rows; }
+  virtual void after_layer(int layer, const float* residual, int64_t rows) {
+    (void)layer, (void)residual, (void)rows;
+  }
 };
 
 struct ForwardItem {
   Sequence* sequence = nullptr;
-  std::span<const int32_t> tokens;  // new rows, appended at the sequence's length; may be empty
-  int64_t budget_length = 0;        // final prompt length for fixed budgets; 0 = length after this call
+  std::span<const int32_t> tokens{};  // new rows, appended at the sequence's length; may be empty
+  int64_t budget_length = 0;          // final prompt length for fixed budgets; 0 = length after this call
 };
 
 struct ForwardOptions {
   Phase phase = Phase::kPrefill;
   const Policy* policy = nullptr;  // null = dense
   LayerObserver* observer = nullptr;
-  // Start in the middle: layers below first_layer are taken as done (their keys of these rows lie in the cache already),
-  // hidden_in [rows, hidden] is the residual stream entering first_layer. One-pass evaluation shares prefixes with it.
+  // Start in the middle: layers below first_layer are taken as done, hidden_in [rows, hidden] is the residual
+  // stream entering first_layer. Their keys of these very rows lie in the cache already: the rows ran through
+  // all layers before and were cut off by truncate. A layer that reuses index sets needs its anchor at or
+  // after first_layer. One-pass evaluation shares prefixes of layers with it.
   int first_layer = 0;
   const float* hidden_in = nullptr;
 };
 
 class Engine {
  public:
-  static std::unique_ptr<Engine> create(std::shared_ptr<const PreparedModel> model, const EngineOptions& options);
+  static std::unique_ptr<Engine> create(std::shared_ptr<const PreparedModel> model,
+                                        const EngineOptions& options);
   virtual ~Engine() = default;
 
   virtual const PreparedModel& model() const = 0;
   virtual int threads() const = 0;
   virtual std::unique_ptr<Sequence> make_sequence() = 0;
 
-  /// One pass of new rows through the layers, at most prefill_chunk rows in all. Appends their keys, and returns the
-  /// residual stream after the last layer, [rows, hidden], valid until the next call. Throws BadArgument for a token
-  /// outside the vocabulary, Unsupported past the model's context (both numbers named), OutOfMemory when pages run out;
-  /// the sequences are then unchanged in length.
-  virtual std::span<const float> forward(std::span<const ForwardItem> items, const ForwardOptions& options) = 0;
+  /// One pass of new rows through the layers, at most prefill_chunk rows in all. Appends their keys, and
+  /// returns the residual stream after the last layer, [rows, hidden], valid until the next call. Throws
+  /// BadArgument for a token outside the vocabulary, Unsupported past the model's context (both numbers
+  /// named), OutOfMemory when pages run out; the sequences are then unchanged in length.
+  virtual std::span<const float> forward(std::span<const ForwardItem> items,
+                                         const ForwardOptions& options) = 0;
 
-  /// Prefills tokens in chunks (cut at multiples of prefill_chunk of the absolute position), budget_length = the final
-  /// length. visit(first_row, hidden [rows, hidden]) sees each chunk's residual stream; may be empty. Returns the last row's
-  /// residual, [hidden]; an empty prompt returns an empty span. cancel is checked between chunks (throws Cancelled).
-  virtual std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens, const Policy* policy,
-                                         LayerObserver* observer,
+  /// Prefills tokens in chunks (cut at multiples of prefill_chunk of the absolute position), budget_length =
+  /// the final length. visit(first_row, hidden [rows, hidden]) sees each chunk's residual stream; may be
+  /// empty. Returns the last row's residual, [hidden]; an empty prompt returns an empty span. cancel is
+  /// checked between chunks (throws Cancelled).
+  virtual std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens,
+                                         const Policy* policy, LayerObserver* observer,
                                          const std::function<void(int64_t, std::span<const float>)>& visit,
                                          const std::atomic<bool>* cancel) = 0;
 
-  /// Final norm and head: logits [rows, vocabulary] of residual rows [rows, hidden]. Valid until the next call of it.
+  /// Final norm and head: logits [rows, vocabulary] of residual rows [rows, hidden]. Valid until the next
+  /// call of it. Up to 8 rows take the decode path of the matrix product, more the prefill path: under "auto"
+  /// their last digits differ.
   virtual std::span<const float> logits(std::span<const float> hidden) = 0;
 
   /// Bytes now held: caches as reserved by live pages, scratch, owned weights.
@@ -126,7 +145,7 @@ struct GenerateOptions {
   int32_t top_k = 0;
   double top_p = 1;
   uint64_t seed = 0;
-  std::vector<std::string> stops;
+  std::vector<std::string> stops{};
   bool ignore_end = false;  // keep going past end-of-generation tokens
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -141,9 +160,13 @@ struct GenerateResult {
   std::string finish;         // "end", "stop", "length", "cancelled"
 };
 
-/// Continues sequence with prompt tokens and then samples; on_text receives text as soon as it is whole characters and
-/// surely before any stop string. Throws Unsupported when prompt + new tokens pass the context, both numbers named.
-GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int32_t> prompt, const Policy* policy,
-                        const GenerateOptions& options, const std::function<void(std::string_view)>& on_text);
+/// Continues sequence with prompt tokens and then samples; on_text receives text as soon as it is whole
+/// characters and surely before any stop string. The last sampled token is not in the sequence, which so
+/// grows by prompt + new tokens - 1; a token that ends generation is not counted. prompt may be empty where
+/// the sequence knows its last_hidden. Throws Unsupported when prompt + new tokens pass the context, both
+/// numbers named; BadArgument for other options out of range.
+GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int32_t> prompt,
+                        const Policy* policy, const GenerateOptions& options,
+                        const std::function<void(std::string_view)>& on_text);
 
 }  // namespace kascade
