@@ -182,6 +182,8 @@ class TokenizerReader {
       unsupported(part.where + ".prepend_scheme", "expected always, first or never, got {}",
                   quote_text(scheme));
     data_.add_space_prefix = scheme != "never";
+    data_.space_prefix_once = scheme == "first";
+    data_.space_prefix_unless_space = true;
   }
 
   void normalizer() {
@@ -225,7 +227,8 @@ class TokenizerReader {
   }
 
   int32_t token_id(const Json& id, const std::string& where) const {
-    const bool fits = id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocabulary_);
+    const bool fits = id.is_number_integer() && (id.is_number_unsigned() || id.get<int64_t>() >= 0) &&
+                      id.get<uint64_t>() < static_cast<uint64_t>(vocabulary_);
     if (!fits) bad(where, "expected an id in 0..{}, got {}", vocabulary_ - 1, describe(id));
     return id.get<int32_t>();
   }
