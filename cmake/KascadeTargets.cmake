@@ -79,10 +79,12 @@ endfunction()
 
 # kascade_library(FOLDER DEPENDS ... PRIVATE_DEPENDS ...): every .cc of src/FOLDER (subfolders included), less *_test.cc,
 # *_bench.cc and *_isa.cc, becomes kascade_FOLDER; *_isa.cc is compiled per instruction set; *_test.cc becomes the test
-# program FOLDER_test, which links this library and nothing above it.
+# program FOLDER_test, which links this library and nothing above it; *_bench.cc, if any, the program FOLDER_bench, which
+# is built when asked for.
 function(kascade_library folder)
   cmake_parse_arguments(arg "" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${folder}/*.cc)
+  set(all_sources ${sources})
   set(test_sources ${sources})
   list(FILTER test_sources INCLUDE REGEX "_test\\.cc$")
   set(isa_sources ${sources})
@@ -109,6 +111,12 @@ function(kascade_library folder)
   target_link_libraries(kascade_${folder} PUBLIC ${deps} PRIVATE ${arg_PRIVATE_DEPENDS})
   if(isa_sources)
     kascade_isa_sources(kascade_${folder} ${isa_sources})
+  endif()
+  set(bench_sources ${all_sources})
+  list(FILTER bench_sources INCLUDE REGEX "_bench\\.cc$")
+  if(KASCADE_BENCHES AND bench_sources)
+    add_executable(${folder}_bench EXCLUDE_FROM_ALL ${bench_sources})
+    target_link_libraries(${folder}_bench PRIVATE kascade_${folder})
   endif()
   if(KASCADE_TESTS AND test_sources)
     add_executable(${folder}_test ${test_sources})

@@ -34,7 +34,7 @@ uint32_t load_u32(const uint8_t* p) {
 //   last 16
 //                             elements of each group where kTwoScales
 //   unpack(p, ...)            bytes of the groups of one part: first and last 16 elements of each
-// kSigned: bytes are signed, else unsigned and at most 63. kPartial: only the first `valid` groups exist.
+// kSigned: bytes are signed, else unsigned. kPartial: only the first `valid` groups exist.
 
 // Blocks of 32 elements. Quants is the offset of the nibbles in a block, fifth that of the fifth bits.
 template <int kBytes, int kHalves, int kFifth, int kQuants, int kSubtract>
@@ -74,10 +74,11 @@ using Q5_0 = NibbleBlocks<22, 1, 2, 6, 16>;
 using Q5_1 = NibbleBlocks<24, 2, 4, 8, 0>;
 
 struct Q8_0 {
-  static constexpr bool kSigned = true;
+  // Signed bytes as they are, or plus 128 as unsigned ones.
+  static constexpr bool kSigned = !kDotTakesAnyByte;
   static constexpr bool kTwoScales = false;
   static constexpr bool kMinimum = false;
-  static constexpr uint8_t kOffset = 0;
+  static constexpr uint8_t kOffset = kDotTakesAnyByte ? 128 : 0;
   static constexpr int kBytes = 34;
 
   static const uint8_t* advance(const uint8_t* row, int64_t step) { return row + step * 4 * kBytes; }
@@ -96,6 +97,10 @@ struct Q8_0 {
     }
     first = load_lanes(block, 2);
     last = load_lanes(block, 18);
+    if constexpr (kDotTakesAnyByte) {
+      first = flip_sign_bits(first);
+      last = flip_sign_bits(last);
+    }
   }
 };
 
@@ -271,11 +276,9 @@ void decode_blocks(const DecodeArgs& args, int64_t begin, int64_t end) {
       for (; step < groups / 4; ++step) add_step<Format, false>(rows, step, 4, args.quantized[n], acc);
       const int rest = static_cast<int>(groups % 4);
       if (rest != 0) add_step<Format, true>(rows, step, rest, args.quantized[n], acc);
-      for (int r = 0; r < kRows && output + r < end; ++r) {
-        float value = sum(acc.row[r]);
-        if constexpr (Format::kMinimum) value += row_sum(acc.minimum, r);
-        store_output(args, n, output + r, value);
-      }
+      float sums[kRows];
+      sum_rows(acc.row, acc.minimum, sums);
+      for (int r = 0; r < kRows && output + r < end; ++r) store_output(args, n, output + r, sums[r]);
     }
   }
 }

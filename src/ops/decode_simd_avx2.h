@@ -18,9 +18,12 @@ using Floats = __m256;
 inline Ints zero_ints() { return _mm256_setzero_si256(); }
 inline Floats zero_floats() { return _mm256_setzero_ps(); }
 inline Bytes broadcast_byte(uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+inline void prefetch(const uint8_t* p) { _mm_prefetch(p, _MM_HINT_T0); }
 inline Bytes load_activations(const int8_t* q) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(q));
 }
+
+inline Bytes flip_sign_bits(Bytes v) { return _mm256_xor_si256(v, broadcast_byte(0x80)); }
 
 // 16 bytes at offset from each of two blocks.
 inline Bytes load_lanes(const uint8_t* const* block, int offset) {
@@ -56,7 +59,10 @@ inline Bytes shift_lanes(Bytes v, int s0, int s1, int s2, int s3, int part, uint
 // v | high << 4, high at most 15.
 inline Bytes or_high(Bytes v, Bytes high) { return _mm256_or_si256(v, _mm256_slli_epi32(high, 4)); }
 
-// acc + sums of four products, u unsigned (at most 63, or 128 for one side of dot_signed), s signed.
+// Whether dot() takes any unsigned byte; else 16-bit sums of two products limit it to 128.
+constexpr bool kDotTakesAnyByte = false;
+
+// acc + sums of four products, u unsigned, s signed.
 inline Ints dot(Ints acc, Bytes u, Bytes s) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 }
@@ -70,13 +76,6 @@ inline Ints dot_signed(Ints acc, Bytes w, Bytes s) {
 inline Ints subtract(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 inline Floats to_floats(Ints v) { return _mm256_cvtepi32_ps(v); }
 inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline float sum_lanes(__m128 v) {
-  const __m128 pairs = _mm_add_ps(v, _mm_movehl_ps(v, v));
-  return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)));
-}
-inline float sum(Floats v) {
-  return sum_lanes(_mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
-}
 
 // One float for each of four groups of four weight rows.
 struct Scales {
@@ -100,7 +99,15 @@ inline Floats expand(const Scales& a, int row, int part) {
       part == 0 ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1) : _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3);
   return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(a.row[row]), lanes);
 }
-inline float row_sum(const Scales& a, int row) { return sum_lanes(a.row[row]); }
+// Sums of four rows: all lanes of rows[r], and the four groups of extra's row r.
+inline void sum_rows(const Floats* rows, const Scales& extra, float* sums) {
+  for (int r = 0; r < 4; ++r) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(rows[r]), _mm256_extractf128_ps(rows[r], 1));
+    const __m128 four = _mm_add_ps(half, extra.row[r]);
+    const __m128 pairs = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    sums[r] = _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)));
+  }
+}
 
 // The halves that begin blocks (kHalves = 1: scale; 2: scale and minimum) of four consecutive blocks of
 // kBytes in four rows; only the first `valid` blocks exist.

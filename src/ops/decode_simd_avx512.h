@@ -18,21 +18,29 @@ using Floats = __m512;
 inline Ints zero_ints() { return _mm512_setzero_si512(); }
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Bytes broadcast_byte(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+inline void prefetch(const uint8_t* p) { _mm_prefetch(p, _MM_HINT_T0); }
 inline Bytes load_activations(const int8_t* q) { return _mm512_load_si512(q); }
+
+inline Bytes flip_sign_bits(Bytes v) { return _mm512_xor_si512(v, broadcast_byte(0x80)); }
 
 // 16 bytes at offset from each of four blocks.
 inline Bytes load_lanes(const uint8_t* const* block, int offset) {
   const auto load = [offset](const uint8_t* p) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + offset));
   };
-  Bytes v = _mm512_castsi128_si512(load(block[0]));
-  v = _mm512_mask_broadcast_i32x4(v, 0x00F0, load(block[1]));
-  v = _mm512_mask_broadcast_i32x4(v, 0x0F00, load(block[2]));
-  return _mm512_mask_broadcast_i32x4(v, 0xF000, load(block[3]));
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(load(block[0])), load(block[1]), 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(load(block[2])), load(block[3]), 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
 inline Bytes low_nibbles(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(0x0F)); }
-inline Bytes high_nibbles(Bytes v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+inline Bytes high_nibbles(Bytes v) {
+#if defined(__GFNI__)
+  return _mm512_gf2p8affine_epi64_epi8(v, _mm512_set1_epi64(0x1020408000000000), 0);
+#else
+  return low_nibbles(_mm512_srli_epi16(v, 4));
+#endif
+}
 
 // Adds 16 to byte i of lane b where bit (first + i) of the word at offset of block b is set.
 template <int kFirst>
@@ -55,7 +63,14 @@ inline Bytes shift_lanes(Bytes v, int s0, int s1, int s2, int s3, int /*part*/, 
 // v | high << 4, high at most 15.
 inline Bytes or_high(Bytes v, Bytes high) { return _mm512_or_si512(v, _mm512_slli_epi32(high, 4)); }
 
-// acc + sums of four products, u unsigned (at most 63), s signed.
+// Whether dot() takes any unsigned byte; else 16-bit sums of two products limit it to 128.
+#if defined(__AVX512VNNI__)
+constexpr bool kDotTakesAnyByte = true;
+#else
+constexpr bool kDotTakesAnyByte = false;
+#endif
+
+// acc + sums of four products, u unsigned, s signed.
 inline Ints dot(Ints acc, Bytes u, Bytes s) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(acc, u, s);
@@ -74,8 +89,6 @@ inline Ints dot_signed(Ints acc, Bytes w, Bytes s) {
 inline Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 inline Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
 inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline float sum(Floats v) { return _mm512_reduce_add_ps(v); }
-
 // One float for each of four groups of four weight rows: lane 4 * row + group.
 struct Scales {
   __m512 v;
@@ -92,11 +105,21 @@ inline Floats expand(Scales a, int row, int /*part*/) {
   const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
   return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * row)), a.v);
 }
-inline float row_sum(Scales a, int row) {
-  alignas(64) float lanes[16];
-  _mm512_store_ps(lanes, a.v);
-  const float* v = lanes + 4 * row;
-  return (v[0] + v[1]) + (v[2] + v[3]);
+// Sums of four rows: all lanes of rows[r], and the four groups of extra's row r.
+inline void sum_rows(const Floats* rows, Scales extra, float* sums) {
+  const auto add_pairs = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  };
+  const __m512 rows01 = add_pairs(rows[0], rows[1]);  // 0 1 0 1 in each lane of 128 bits
+  const __m512 rows23 = add_pairs(rows[2], rows[3]);
+  const __m512 lanes = _mm512_add_ps(_mm512_shuffle_ps(rows01, rows23, _MM_SHUFFLE(1, 0, 1, 0)),
+                                     _mm512_shuffle_ps(rows01, rows23, _MM_SHUFFLE(3, 2, 3, 2)));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  const __m128 sum = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+  __m512 pairs = _mm512_add_ps(extra.v, _mm512_permute_ps(extra.v, _MM_SHUFFLE(2, 3, 0, 1)));
+  pairs = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, _MM_SHUFFLE(1, 0, 3, 2)));
+  const __m512 first_of_rows = _mm512_maskz_compress_ps(0x1111, pairs);
+  _mm_storeu_ps(sums, _mm_add_ps(sum, _mm512_castps512_ps128(first_of_rows)));
 }
 
 // The halves that begin blocks (kHalves = 1: scale; 2: scale and minimum) of four consecutive blocks of

@@ -28,9 +28,15 @@ inline Bytes broadcast_byte(uint8_t value) {
   for (uint8_t& byte : a.v) byte = value;
   return a;
 }
+inline void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 inline Bytes load_activations(const int8_t* q) {
   Bytes a;
   std::memcpy(a.v, q, sizeof(a.v));
+  return a;
+}
+
+inline Bytes flip_sign_bits(Bytes a) {
+  for (uint8_t& byte : a.v) byte ^= 0x80;
   return a;
 }
 
@@ -72,6 +78,9 @@ inline Bytes or_high(Bytes a, Bytes high) {
   return a;
 }
 
+// Whether dot() takes any unsigned byte; products of signed bytes are as cheap here.
+constexpr bool kDotTakesAnyByte = false;
+
 // acc + sums of four products, u unsigned, s signed.
 inline Ints dot(Ints acc, const Bytes& u, const Bytes& s) {
   for (int i = 0; i < 16; ++i) acc.v[i / 4] += u.v[i] * static_cast<int8_t>(s.v[i]);
@@ -97,7 +106,6 @@ inline Floats mul_add(const Floats& a, const Floats& b, Floats c) {
   for (int i = 0; i < 4; ++i) c.v[i] += a.v[i] * b.v[i];
   return c;
 }
-inline float sum(const Floats& a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 
 // One float for each of four groups of four weight rows.
 struct Scales {
@@ -118,8 +126,13 @@ inline Floats expand(const Scales& a, int row, int part) {
   const float value = a.v[row][part];
   return {{value, value, value, value}};
 }
-inline float row_sum(const Scales& a, int row) {
-  return (a.v[row][0] + a.v[row][1]) + (a.v[row][2] + a.v[row][3]);
+// Sums of four rows: all lanes of rows[r], and the four groups of extra's row r.
+inline void sum_rows(const Floats* rows, const Scales& extra, float* sums) {
+  for (int r = 0; r < 4; ++r) {
+    const float* a = rows[r].v;
+    const float* b = extra.v[r];
+    sums[r] = ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]));
+  }
 }
 
 // The halves that begin blocks (kHalves = 1: scale; 2: scale and minimum) of four consecutive blocks of
