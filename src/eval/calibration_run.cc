@@ -110,14 +110,14 @@ class Calibration {
     prompts_ = make_calibration_prompts(model_->model(), options_, resolved_.compares, max_new_tokens);
     engines_ = make_engines(model_, options_.threads, prompts_, max_new_tokens);
 
-    StatisticsRun statistics = gather();
+    const StatisticsRun statistics = gather();
     similarity_ = statistics.set.similarity(resolved_.aggregation);
     importance_ = statistics.set.importance();
     if (options_.validate) {
       validator_ = std::make_unique<PlanValidator>(engines_, prompts_.validation,
                                                    prompts_.validation_passkeys, options_.cancel);
     }
-    const std::vector<int> anchors = choose(statistics);
+    const std::vector<int> anchors = choose();
 
     CalibrationOutcome outcome;
     outcome.plan = make_plan(identity_, resolved_.settings, similarity_, importance_, anchors);
@@ -143,8 +143,6 @@ class Calibration {
                                model_->compute() == Compute::kF32 ? "f32" : "fast",
                                resolved_.statistics_identity(), options_.tool_version, prompts_.hash);
     run.partial_path = partial_path();
-    // A sparse forward leaves keys that are not dense attention's.
-    run.keep = resolved_.compares && !resolved_.statistics.sparse_forward ? choice_prompts() : 0;
     run.cancel = options_.cancel;
     run.on_tokens = [&meter](int64_t tokens) { meter.add(tokens); };
     return run_statistics(engines_, prompts_.choice, run);
@@ -159,34 +157,29 @@ class Calibration {
     return make_plan(identity_, resolved_.settings, similarity_, importance_, anchors);
   }
 
-  // Dense prefixes and continuations of the choice's prompts, as far as the statistics did not leave them.
-  std::unique_ptr<OnePassEvaluator> make_evaluator(StatisticsRun& statistics) {
-    const size_t count = choice_prompts();
+  // The prompts of the choice under dense attention: caches and, for questions, the answers that belong to
+  // their rows.
+  std::unique_ptr<OnePassEvaluator> make_evaluator() {
+    const auto count = static_cast<int64_t>(choice_prompts());
     const int64_t rows = options_.quick ? kQuickChoiceRows : kChoiceRows;
     int64_t tokens = 0;
-    for (size_t i = 0; i < count; ++i)
-      if (!statistics.caches[i].sequence) tokens += static_cast<int64_t>(prompts_.choice[i].ids.size());
+    for (int64_t i = 0; i < count; ++i) tokens += static_cast<int64_t>(prompts_.choice[i].ids.size());
     for (const PasskeyPrompt& passkey : prompts_.choice_passkeys)
       tokens += static_cast<int64_t>(passkey.prompt.size());
     ProgressMeter meter(options_.progress, "choice: prefill", tokens);
 
-    statistics.caches.resize(count);
+    std::vector<OnePassPrompt> prompts(count);
+    std::vector<OnePassEvaluator::Prefilled> prefilled(count);
     ThreadPool pool(static_cast<int>(engines_.size()));
-    pool.parallel_for(static_cast<int64_t>(count), [&](int64_t i, int worker) {
-      if (statistics.caches[i].sequence) return;
-      CollectedPrompt dense = prefill_dense(
-          *engines_[worker], prompts_.choice[i].ids,
-          prompts_.choice[i].question ? resolved_.statistics.max_new_tokens : 0, options_.cancel);
-      statistics.generated[i] = std::move(dense.generated);
-      statistics.caches[i] = {static_cast<size_t>(worker), nullptr, std::move(dense.sequence)};
-      meter.add(static_cast<int64_t>(prompts_.choice[i].ids.size()));
+    pool.parallel_for(count, [&](int64_t i, int worker) {
+      const CalibrationPrompt& prompt = prompts_.choice[i];
+      const int64_t new_tokens = prompt.question ? resolved_.statistics.max_new_tokens : 0;
+      DensePrompt dense = prefill_dense(*engines_[worker], prompt.ids, new_tokens, options_.cancel);
+      prompts[i] = rows_of_prompt(prompt, dense.generated, rows);
+      prefilled[i] = {static_cast<size_t>(worker), std::move(dense.sequence)};
+      meter.add(static_cast<int64_t>(prompt.ids.size()));
     });
-
-    std::vector<OnePassPrompt> prompts;
-    for (size_t i = 0; i < count; ++i)
-      prompts.push_back(rows_of_prompt(prompts_.choice[i], statistics.generated[i], rows));
     for (const PasskeyPrompt& passkey : prompts_.choice_passkeys) prompts.push_back(rows_of_passkey(passkey));
-    std::vector<OnePassEvaluator::Prefilled> prefilled = std::move(statistics.caches);
     prefilled.resize(prompts.size());
     return std::make_unique<OnePassEvaluator>(
         engines_, std::move(prompts), std::move(prefilled),
@@ -194,12 +187,12 @@ class Calibration {
         [&meter](int64_t done) { meter.add(done); });
   }
 
-  std::vector<int> choose(StatisticsRun& statistics) {
+  std::vector<int> choose() {
     const LayerSimilarity layers = layer_similarity(similarity_, resolved_.settings.tensor_parallel);
     const std::vector<double> weights = resolved_.settings.importance ? importance_ : std::vector<double>();
     if (!resolved_.compares) return choose_anchors(layers, weights, resolved_.anchors).anchors;
 
-    const std::unique_ptr<OnePassEvaluator> evaluator = make_evaluator(statistics);
+    const std::unique_ptr<OnePassEvaluator> evaluator = make_evaluator();
     const AnchorEvaluator evaluate = [&](const EvaluationRequest& request) {
       std::vector<Plan> plans;
       for (const std::vector<int>& anchors : request.anchor_sets) plans.push_back(plan_of(anchors));

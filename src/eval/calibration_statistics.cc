@@ -151,8 +151,7 @@ std::vector<int32_t> continue_greedily(Engine& engine, Sequence& sequence, std::
 }  // namespace
 
 CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> tokens,
-                                   const StatisticsSettings& settings, bool keep,
-                                   const std::atomic<bool>* cancel,
+                                   const StatisticsSettings& settings, const std::atomic<bool>* cancel,
                                    const std::function<void(int64_t)>& on_tokens) {
   const auto n = static_cast<int64_t>(tokens.size());
   require<BadArgument>(n >= 1, "calibration prompt: expected at least one token, got none");
@@ -163,10 +162,10 @@ CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> toke
   require<BadArgument>(settings.prefill_chunk >= settings.tile,
                        "prefill_chunk: expected at least the {} rows of a tile, got {}", settings.tile,
                        settings.prefill_chunk);
-  const auto policy = std::make_shared<const CollectingPolicy>(settings);
+  const CollectingPolicy policy(settings);
   Collector collector(engine.model().config());
   CollectedPrompt collected;
-  std::unique_ptr<Sequence> sequence = engine.make_sequence();
+  const std::unique_ptr<Sequence> sequence = engine.make_sequence();
   // Chunks end between tiles, so that no tile's votes are split.
   const int64_t chunk = settings.prefill_chunk / settings.tile * settings.tile;
   std::span<const float> hidden;
@@ -174,29 +173,24 @@ CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> toke
     check_cancel(cancel);
     const int64_t rows = std::min(chunk, n - begin);
     const ForwardItem item{sequence.get(), tokens.subspan(begin, rows), n};
-    hidden = engine.forward({&item, 1}, ForwardOptions{.policy = policy.get(), .observer = &collector});
+    hidden = engine.forward({&item, 1}, ForwardOptions{.policy = &policy, .observer = &collector});
     hidden = hidden.last(engine.model().config().hidden);
     if (on_tokens) on_tokens(begin + rows);
   }
   collected.generated =
-      continue_greedily(engine, *sequence, hidden, settings.max_new_tokens, policy.get(), &collector, cancel);
+      continue_greedily(engine, *sequence, hidden, settings.max_new_tokens, &policy, &collector, cancel);
   collected.statistics = collector.finish(n);
-  if (keep) {
-    collected.policy = policy;
-    collected.sequence = std::move(sequence);
-  }
   return collected;
 }
 
-CollectedPrompt prefill_dense(Engine& engine, std::span<const int32_t> tokens, int64_t max_new_tokens,
-                              const std::atomic<bool>* cancel) {
-  CollectedPrompt collected;
-  collected.sequence = engine.make_sequence();
-  const std::span<const float> hidden =
-      engine.prefill(*collected.sequence, tokens, nullptr, nullptr, {}, cancel);
-  collected.generated =
-      continue_greedily(engine, *collected.sequence, hidden, max_new_tokens, nullptr, nullptr, cancel);
-  return collected;
+DensePrompt prefill_dense(Engine& engine, std::span<const int32_t> tokens, int64_t max_new_tokens,
+                          const std::atomic<bool>* cancel) {
+  DensePrompt dense;
+  dense.sequence = engine.make_sequence();
+  const std::span<const float> hidden = engine.prefill(*dense.sequence, tokens, nullptr, nullptr, {}, cancel);
+  dense.generated =
+      continue_greedily(engine, *dense.sequence, hidden, max_new_tokens, nullptr, nullptr, cancel);
+  return dense;
 }
 
 }  // namespace kascade

@@ -30,9 +30,6 @@ struct StatisticsSettings {
 struct CollectedPrompt {
   PromptStatistics statistics;     // tiles: prompt tiles, and one per generated token but the last
   std::vector<int32_t> generated;  // greedy continuation, the ending token included
-  // Asked for by keep: the prompt and its generated tokens but the last, keys as the forward mode made them.
-  std::shared_ptr<const Policy> policy;  // that ran the sequence and so outlives it; null = dense
-  std::unique_ptr<Sequence> sequence;
 };
 
 /// Runs tokens through engine and gathers. Memory besides the cache grows with the rows of a chunk times the
@@ -40,13 +37,19 @@ struct CollectedPrompt {
 /// threads, nor on prefill_chunk (at most the engine's; cut to a multiple of the tile). Throws BadArgument
 /// for an empty prompt or settings out of range, Unsupported when prompt and new tokens pass the context.
 CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> tokens,
-                                   const StatisticsSettings& settings, bool keep = false,
+                                   const StatisticsSettings& settings,
                                    const std::atomic<bool>* cancel = nullptr,
                                    const std::function<void(int64_t tokens_done)>& on_tokens = {});
 
-/// The greedy continuation that collect_statistics gives under a dense forward, and the cache it leaves,
-/// without gathering.
-CollectedPrompt prefill_dense(Engine& engine, std::span<const int32_t> tokens, int64_t max_new_tokens,
-                              const std::atomic<bool>* cancel = nullptr);
+/// A prompt under dense attention: its cache, with the greedy tokens but the last, and those tokens.
+struct DensePrompt {
+  std::unique_ptr<Sequence> sequence;
+  std::vector<int32_t> generated;
+};
+
+/// The same prompt and continuation without gathering. (A selecting layer's dense output differs from dense
+/// attention's in its last digits, so whoever compares with dense attention starts from here.)
+DensePrompt prefill_dense(Engine& engine, std::span<const int32_t> tokens, int64_t max_new_tokens,
+                          const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace kascade

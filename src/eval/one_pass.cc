@@ -243,7 +243,6 @@ OnePassEvaluator::OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engi
     }
     Worker& worker = *workers_[prefilled[i].engine];
     worker.prompts.push_back(static_cast<int64_t>(i));
-    policies_.push_back(std::move(prefilled[i].policy));
     worker.sequences.push_back(std::move(prefilled[i].sequence));
   }
 

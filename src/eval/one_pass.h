@@ -52,11 +52,11 @@ class OnePassEvaluator {
   /// Makes the policy that runs a plan.
   using PolicyOf = std::function<std::shared_ptr<const Policy>(const Plan&)>;
 
-  /// A prompt's dense prefix in the cache of one of the engines, handed over by whoever computed it, or null.
+  /// A prompt's prefix in the cache of one of the engines, handed over by whoever ran it under dense
+  /// attention, or null.
   struct Prefilled {
     size_t engine = 0;
-    std::shared_ptr<const Policy> policy;  // that ran the sequence and so outlives it; null = dense
-    std::unique_ptr<Sequence> sequence;    // begins with the prefix; cut to it
+    std::unique_ptr<Sequence> sequence;  // begins with the prefix; cut to it
   };
 
   /// engines: one a worker, each used by one thread at a time; they outlive the evaluator. prefilled:

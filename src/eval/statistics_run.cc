@@ -31,10 +31,7 @@ StatisticsRun run_statistics(std::span<const std::unique_ptr<Engine>> engines,
                              std::span<const CalibrationPrompt> prompts,
                              const StatisticsRunOptions& options) {
   const ModelConfig& config = engines.front()->model().config();
-  StatisticsRun run{
-      load_partial(options.partial_path, config.layers, config.kv_heads, options.identity), 0, {}, {}};
-  run.caches.resize(prompts.size());
-  run.generated.resize(prompts.size());
+  StatisticsRun run{load_partial(options.partial_path, config.layers, config.kv_heads, options.identity), 0};
 
   std::vector<int64_t> missing;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -52,21 +49,15 @@ StatisticsRun run_statistics(std::span<const std::unique_ptr<Engine>> engines,
   pool.parallel_for(static_cast<int64_t>(missing.size()), [&](int64_t m, int worker) {
     const int64_t index = missing[m];
     const CalibrationPrompt& prompt = prompts[index];
-    const bool keep = static_cast<size_t>(index) < options.keep;
     int64_t reported = 0;
-    CollectedPrompt collected = collect_statistics(*engines[worker], prompt.ids, options.settings, keep,
-                                                   options.cancel, [&](int64_t done) {
-                                                     const std::lock_guard lock(mutex);
-                                                     if (options.on_tokens)
-                                                       options.on_tokens(done - reported);
-                                                     reported = done;
-                                                   });
+    const CollectedPrompt collected =
+        collect_statistics(*engines[worker], prompt.ids, options.settings, options.cancel, [&](int64_t done) {
+          const std::lock_guard lock(mutex);
+          if (options.on_tokens) options.on_tokens(done - reported);
+          reported = done;
+        });
     const std::lock_guard lock(mutex);
     run.set.insert(index, collected.statistics);
-    run.generated[index] = std::move(collected.generated);
-    if (keep)
-      run.caches[index] = {static_cast<size_t>(worker), std::move(collected.policy),
-                           std::move(collected.sequence)};
     if (!options.partial_path.empty()) write_file_atomic(options.partial_path, run.set.serialize());
   });
   return run;

@@ -13,7 +13,6 @@
 
 #include "eval/calibration_prompts.h"
 #include "eval/calibration_statistics.h"
-#include "eval/one_pass.h"
 #include "kascade/calibrate.h"
 
 namespace kascade {
@@ -21,17 +20,12 @@ namespace kascade {
 struct StatisticsRun {
   StatisticsSet set;
   int64_t resumed = 0;  // prompts whose statistics the side file had
-  // [prompts] what the choice goes on from: the cache after the prompt, and its continuation. Empty where not
-  // kept.
-  std::vector<OnePassEvaluator::Prefilled> caches;
-  std::vector<std::vector<int32_t>> generated;
 };
 
 struct StatisticsRunOptions {
   StatisticsSettings settings;
   std::string identity;      // tells one calibration from another
   std::string partial_path;  // side file; empty = none
-  size_t keep = 0;           // caches of the first so many prompts are kept
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(int64_t tokens)> on_tokens;  // how many more are done, one call at a time
 };
