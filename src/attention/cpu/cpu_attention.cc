@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "attention/cpu/launch.h"
+#include "attention/cpu/limits.h"
 #include "attention/kernels.h"
 
 namespace kascade {
@@ -84,5 +85,13 @@ void launch(const AttentionParams& params, void* workspace, const AttentionConte
                                               launch<isa::kAttentionKernels>};
 KASCADE_FOR_EACH_ISA(KASCADE_DEFINE)
 #undef KASCADE_DEFINE
+
+const cpu::Kernels* cpu::kernels_of(const AttentionKernel& kernel) {
+#define KASCADE_FIND(isa) \
+  if (kernel.launch == cpu_##isa##_kernel.launch) return &isa::kAttentionKernels;
+  KASCADE_FOR_EACH_ISA(KASCADE_FIND)
+#undef KASCADE_FIND
+  return nullptr;
+}
 
 }  // namespace kascade

@@ -14,5 +14,8 @@ void decode_split(const cpu::DecodeSplit& split);
 void decode_kept(const cpu::DecodeKept& kept);
 bool decode_merge(const cpu::DecodeMerge& merge, bool kept);
 void decode_select(const cpu::DecodeSelect& select);
+void read_memory(const char* data, int64_t bytes, float* sink);
+double multiply_floats(int64_t rounds, float* sink);
+double multiply_bfloats(int64_t rounds, float* sink);
 
 }  // namespace kascade::KASCADE_ISA

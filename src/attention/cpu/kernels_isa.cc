@@ -7,6 +7,7 @@ extern const cpu::Kernels kAttentionKernels;
 const cpu::Kernels kAttentionKernels = {
     prefill_scratch_bytes, prefill_tile, padded_head_dim, decode_scratch_bytes,
     decode_split,          decode_kept,  decode_merge,    decode_select,
+    read_memory,           multiply_floats, multiply_bfloats,
 };
 
 }  // namespace kascade::KASCADE_ISA

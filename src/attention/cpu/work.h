@@ -163,6 +163,11 @@ struct Kernels {
   /// sum to too little to be divided by it; the caller then computes them afresh.
   bool (*decode_merge)(const DecodeMerge& merge, bool kept);
   void (*decode_select)(const DecodeSelect& select);
+
+  // The machine's limits, for benches. The multiply functions return how many floating-point operations they did.
+  void (*read_memory)(const char* data, int64_t bytes, float* sink);
+  double (*multiply_floats)(int64_t rounds, float* sink);
+  double (*multiply_bfloats)(int64_t rounds, float* sink);  // of bf16 products where there are any, else of floats
 };
 
 }  // namespace kascade::cpu
