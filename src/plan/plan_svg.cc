@@ -17,9 +17,9 @@ namespace {
 // All lengths in pixels.
 constexpr double kMapLeft = 70, kMapTop = 100, kMapSize = 420;
 constexpr double kBarGap = 16, kBarWidth = 12;
-constexpr double kChartLeft = 672, kChartWidth = 300, kChartHeight = 180, kChartGap = 60;
-constexpr double kHeight = 580;
-constexpr size_t kMaxTextChars = 64;
+constexpr double kChartLeft = 650, kChartWidth = 300, kChartHeight = 180, kChartGap = 60;
+constexpr double kHeight = 604;
+constexpr size_t kMaxTextChars = 100;
 
 constexpr std::string_view kInk = "#1f2933", kMuted = "#66727f", kGrid = "#e4e8ec";
 constexpr std::string_view kAnchor = "#e8384f", kKl = "#5b3f8c", kTop1 = "#1f77a4", kPasskey = "#d9822b";
@@ -128,7 +128,7 @@ void draw_title(const Plan& plan, Drawing& out) {
   out.text(kMapLeft, 36,
            fmt::format("{}{}", model.architecture.empty() ? "" : model.architecture + ": ", shape),
            "font-size=\"17\" font-weight=\"bold\"");
-  std::string made = fmt::format("Chosen by {}, {} over tiles, {} forward", plan.settings.method,
+  std::string made = fmt::format("Method {}, {} over tiles, {} forward", plan.settings.method,
                                  plan.settings.aggregation, plan.settings.forward);
   if (plan.settings.method == "imported") made = "Imported head map";
   if (plan.data.prompts > 0)
@@ -331,7 +331,7 @@ void draw_shares(const std::vector<PlanCandidate>& candidates, const Plan& plan,
 }
 
 void draw_legend(bool validated, Drawing& out) {
-  const double y = kMapTop + 2 * kChartHeight + kChartGap + 58;
+  const double y = kMapTop + 2 * kChartHeight + kChartGap + 62;
   double x = kChartLeft;
   for (const auto& [label, colour] :
        {std::pair{"top-1 as dense", kTop1}, std::pair{"passkey digits", kPasskey}}) {
