@@ -24,7 +24,7 @@ enum class ExpressionKind : uint8_t {
   kFloat,        // number
   kString,       // text
   kName,         // text
-  kList,         // children; tuples too
+  kList,         // children; integer: whether it is a tuple
   kDict,         // children: key, value, key, value, ...
   kItem,         // children: object, index
   kAttribute,    // children: object; text: name

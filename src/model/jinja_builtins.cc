@@ -178,7 +178,7 @@ Value dict_items(Machine& machine, const Value& dict) {
   if (dict.is(ValueKind::kUndefined)) return machine.list({});
   if (!dict.is(ValueKind::kDict)) machine.fail("items: expected a mapping, got {}", Machine::type_name(dict));
   for (const auto& [key, value] : dict.dict->entries) {
-    items.push_back(machine.list({machine.borrow(key), value}));
+    items.push_back(machine.list({machine.borrow(key), value}, true));
   }
   return machine.list(std::move(items));
 }
@@ -217,8 +217,8 @@ Value loop_attribute(Machine& machine, const Loop& loop, std::string_view name) 
   if (name == "first") return machine.boolean(index == 0);
   if (name == "last") return machine.boolean(index + 1 == count);
   if (name == "length") return machine.integer(count);
-  if (name == "depth") return machine.integer(loop.depth);
-  if (name == "depth0") return machine.integer(loop.depth - 1);
+  if (name == "depth") return machine.integer(1);  // only recursive loops go deeper
+  if (name == "depth0") return machine.integer(0);
   if (name == "previtem") return index == 0 ? Value{} : loop.items->items[loop.index - 1];
   if (name == "nextitem") return index + 1 == count ? Value{} : loop.items->items[loop.index + 1];
   machine.unsupported("loop.{}", name);
@@ -346,7 +346,8 @@ Value apply_filter(Machine& machine, std::string_view name, const Value& input, 
   if (name == "reverse") return filter_reverse(machine, input);
   if (name == "unique") return filter_unique(machine, input);
   if (name == "items") return dict_items(machine, input);
-  if (name == "upper" || name == "lower" || name == "title" || name == "capitalize") {
+  if (name == "title") return title_words(machine, *machine.to_string(input).text);
+  if (name == "upper" || name == "lower" || name == "capitalize") {
     return call_method(machine, machine.to_string(input), name, {});
   }
   machine.unsupported("filter '{}'", name);
@@ -515,7 +516,7 @@ Value get_slice(Machine& machine, const Value& object, const Value& start, const
     kept.push_back(items[i]);
     if (__builtin_add_overflow(i, by, &i)) break;
   }
-  if (object.is(ValueKind::kList)) return machine.list(std::move(kept));
+  if (object.is(ValueKind::kList)) return machine.list(std::move(kept), object.list->is_tuple);
   TextBuilder text;
   for (const Value& item : kept) text.append(*item.text);
   return machine.string(std::move(text));

@@ -181,18 +181,16 @@ class Evaluator {
       execute(statement.otherwise);
       return;
     }
-    ++loop_depth_;
     for (size_t i = 0; i < items->items.size(); ++i) {
       machine_.step();
       const Scoped scope(*this);
       Value loop;
       loop.kind = ValueKind::kLoop;
-      loop.loop = machine_.loop({items, i, loop_depth_});
+      loop.loop = machine_.loop({items, i});
       assign("loop", loop);
       assign_all(statement.names, items->items[i]);
       if (execute(statement.body) == Flow::kBreak) break;
     }
-    --loop_depth_;
   }
 
   // What a block writes, as a string.
@@ -255,7 +253,7 @@ class Evaluator {
       case ExpressionKind::kList: {
         std::vector<Value> items;
         for (const ExpressionPtr& item : node.children) items.push_back(evaluate(*item));
-        return machine_.list(std::move(items));
+        return machine_.list(std::move(items), node.integer != 0);
       }
       case ExpressionKind::kDict:
         return evaluate_dict(node);
@@ -406,9 +404,10 @@ class Evaluator {
     }
     if (op == Operator::kAdd && left.is(ValueKind::kList) && right.is(ValueKind::kList)) {
       machine_.step(0, left.list->items.size() + right.list->items.size());
+      if (left.list->is_tuple != right.list->is_tuple) machine_.fail("cannot add a list and a tuple");
       std::vector<Value> items = left.list->items;
       items.insert(items.end(), right.list->items.begin(), right.list->items.end());
-      return machine_.list(std::move(items));
+      return machine_.list(std::move(items), left.list->is_tuple);
     }
     if (op == Operator::kMultiply && left.is(ValueKind::kString) && integral(right))
       return repeat(left, right.integer);
@@ -474,7 +473,6 @@ class Evaluator {
   Machine& machine_;
   std::vector<Scope> scopes_;
   size_t first_scope_ = 0;  // of the running macro
-  int loop_depth_ = 0;
   TextBuilder* out_ = nullptr;
 };
 

@@ -203,7 +203,8 @@ class Lexer {
       }
     };
     take_digits();
-    if (size < text.size() && text[size] == '.' && digit_at(size + 1)) {
+    const bool after_dot = position_ > 0 && text_[position_ - 1] == '.';  // x.0.1 is two indices
+    if (!after_dot && size < text.size() && text[size] == '.' && digit_at(size + 1)) {
       is_float = true;
       digits.push_back(text[size++]);
       take_digits();

@@ -308,11 +308,12 @@ class Parser {
     return node;
   }
 
-  // One expression, or several with commas between: a list.
+  // One expression, or several with commas between: a tuple.
   ExpressionPtr parse_tuple() {
     ExpressionPtr first = parse_expression();
     if (!at_operator(",")) return first;
     ExpressionPtr list = around(ExpressionKind::kList, std::move(first));
+    list->integer = 1;
     while (skip_operator(",")) {
       if (peek().kind == TokenKind::kVariableEnd || peek().kind == TokenKind::kBlockEnd || at_operator(")"))
         break;
@@ -488,7 +489,11 @@ class Parser {
         break;
     }
     if (skip_operator("(")) {
-      if (skip_operator(")")) return make(ExpressionKind::kList);
+      if (skip_operator(")")) {
+        node = make(ExpressionKind::kList);
+        node->integer = 1;
+        return node;
+      }
       node = parse_tuple();
       expect_operator(")");
       return node;

@@ -63,8 +63,8 @@ Value split_at_spaces(Machine& machine, const Text& text, int64_t limit) {
     }
   };
   for (skip(true); i < bytes.size(); skip(true)) {
-    if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {  // the rest, less the spaces at its end
-      parts.push_back(strip(machine, *machine.slice(text, i, bytes.size()).text, false, true, nullptr));
+    if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {
+      parts.push_back(machine.slice(text, i, bytes.size()));
       break;
     }
     const size_t begin = i;
@@ -155,7 +155,8 @@ Value replace(Machine& machine, const Text& text, const Arguments& arguments) {
 }
 
 // Letter case beyond ASCII needs tables that nothing else here does.
-Value change_case(Machine& machine, const Text& text, std::string_view name) {
+Value change_case(Machine& machine, const Text& text, std::string_view name,
+                  bool words_end_at_any_sign = true) {
   machine.step(text.bytes.size());
   if (std::any_of(text.bytes.begin(), text.bytes.end(),
                   [](char c) { return static_cast<unsigned char>(c) >= 0x80; })) {
@@ -171,7 +172,8 @@ Value change_case(Machine& machine, const Text& text, std::string_view name) {
     const bool up = name == "upper" || (name == "title" && !in_word) || (name == "capitalize" && i == 0);
     if (up && is_lower(c)) c = static_cast<char>(c - 'a' + 'A');
     if (!up && is_upper(c)) c = static_cast<char>(c - 'A' + 'a');
-    in_word = letter;
+    constexpr std::string_view kWordEnds = "- \t\n\v\f\r\x1C\x1D\x1E\x1F({[<";
+    in_word = words_end_at_any_sign ? letter : kWordEnds.find(c) == std::string_view::npos;
   }
   TextBuilder result;
   result.append(Text{bytes, text.marks});
@@ -234,6 +236,8 @@ Value is_made_of(Machine& machine, const Text& text, std::string_view name) {
 }
 
 }  // namespace
+
+Value title_words(Machine& machine, const Text& text) { return change_case(machine, text, "title", false); }
 
 Value parse_integer(Machine& machine, const Text& text, const Value& otherwise) {
   const std::string_view bytes = strip(machine, text, true, true, nullptr).bytes();

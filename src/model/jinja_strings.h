@@ -14,4 +14,7 @@ Value call_string_method(Machine& machine, const Text& text, std::string_view na
 /// The integer that a string spells, in base 10; otherwise for any other string.
 Value parse_integer(Machine& machine, const Text& text, const Value& otherwise);
 
+/// The filter title: unlike the method, only white space and opening brackets end a word.
+Value title_words(Machine& machine, const Text& text);
+
 }  // namespace kascade::jinja

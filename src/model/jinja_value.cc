@@ -122,11 +122,11 @@ Value Machine::slice(const Text& text, size_t begin, size_t end) {
   return result;
 }
 
-Value Machine::list(std::vector<Value> items) {
+Value Machine::list(std::vector<Value> items, bool is_tuple) {
   step(0, items.size());
   Value result;
   result.kind = ValueKind::kList;
-  result.list = &lists_.emplace_back(List{std::move(items)});
+  result.list = &lists_.emplace_back(List{std::move(items), is_tuple});
   return result;
 }
 
@@ -220,7 +220,7 @@ bool Machine::equal(const Value& a, const Value& b) {
       return a.bytes() == b.bytes();
     case ValueKind::kList: {
       const auto &left = a.list->items, &right = b.list->items;
-      if (left.size() != right.size()) return false;
+      if (left.size() != right.size() || a.list->is_tuple != b.list->is_tuple) return false;
       for (size_t i = 0; i < left.size(); ++i) {
         step();
         if (!equal(left[i], right[i])) return false;
@@ -395,7 +395,8 @@ void Machine::represent(const Value& value, TextBuilder& out) {
       represent_string(*value.text, out);
       break;
     case ValueKind::kList: {
-      out.append("[");
+      const bool is_tuple = value.list->is_tuple;
+      out.append(is_tuple ? "(" : "[");
       bool first = true;
       for (const Value& item : value.list->items) {
         step();
@@ -403,7 +404,8 @@ void Machine::represent(const Value& value, TextBuilder& out) {
         first = false;
         represent(item, out);
       }
-      out.append("]");
+      if (is_tuple && value.list->items.size() == 1) out.append(",");
+      out.append(is_tuple ? ")" : "]");
       break;
     }
     case ValueKind::kDict: {

@@ -64,6 +64,7 @@ struct Value {
 
 struct List {
   std::vector<Value> items;
+  bool is_tuple = false;  // printed in round brackets, equal to no list
 };
 
 struct Dict {
@@ -75,7 +76,6 @@ struct Dict {
 struct Loop {
   const List* items;
   size_t index;  // from 0
-  int depth;     // from 1
 };
 
 /// Builds a string and keeps track of what came from messages.
@@ -141,7 +141,7 @@ class Machine {
   Value string(std::string_view bytes, bool marked = false);  // a copy
   /// The bytes [begin, end) of a string, with their marks; no copy.
   Value slice(const Text& text, size_t begin, size_t end);
-  Value list(std::vector<Value> items);
+  Value list(std::vector<Value> items, bool is_tuple = false);
   Value dict(std::vector<std::pair<std::string_view, Value>> entries, ValueKind kind = ValueKind::kDict);
   const Loop* loop(const Loop& loop);
 

@@ -67,7 +67,10 @@ class SentencePieceTokenizer final : public TokenizerCommon {
   void encode_text(std::string_view text, bool space_prefix, std::vector<int32_t>& ids) const override {
     std::vector<int32_t> symbols;
     symbols.reserve(text.size() + 1);
-    if (space_prefix && data_.add_space_prefix) symbols.push_back(symbol_of(kSpaceCode));
+    const bool has_space = text.starts_with(' ') || text.starts_with(kSpaceSpelling);
+    if (space_prefix && data_.add_space_prefix && !(has_space && data_.space_prefix_unless_space)) {
+      symbols.push_back(symbol_of(kSpaceCode));
+    }
     for (size_t i = 0; i < text.size();) {
       const Utf8Char character = decode_utf8(text.substr(i));
       if (character.bytes == 0) {
