@@ -49,15 +49,24 @@ inline Bytes add_fifth_bits(Bytes v, const uint8_t* const* block, int offset) {
   return _mm256_or_si256(v, high);
 }
 
-// v >> shift of its lane, & mask; shift and mask keep to eight bits.
-inline Bytes shift_lanes(Bytes v, int s0, int s1, int s2, int s3, int part, uint8_t mask) {
-  const __m256i shifts = part == 0 ? _mm256_setr_epi32(s0, s0, s0, s0, s1, s1, s1, s1)
-                                   : _mm256_setr_epi32(s2, s2, s2, s2, s3, s3, s3, s3);
-  return _mm256_and_si256(_mm256_srlv_epi32(v, shifts), broadcast_byte(mask));
+// Lane l of four, two a part: 16 bytes at p + 16 * kChunk_l.
+template <int k0, int k1, int k2, int k3>
+inline Bytes load_chunks(const uint8_t* p, int part) {
+  const auto* chunks = reinterpret_cast<const __m128i*>(p);
+  return part == 0 ? _mm256_loadu2_m128i(chunks + k1, chunks + k0)
+                   : _mm256_loadu2_m128i(chunks + k3, chunks + k2);
 }
 
-// v | high << 4, high at most 15.
-inline Bytes or_high(Bytes v, Bytes high) { return _mm256_or_si256(v, _mm256_slli_epi32(high, 4)); }
+// Lane l: kBits bits of each byte from bit k_l on, moved to bit kTo.
+template <int k0, int k1, int k2, int k3, int kBits, int kTo>
+inline Bytes extract_bits(Bytes v, int part) {
+  const __m256i shifts = part == 0 ? _mm256_setr_epi32(k0, k0, k0, k0, k1, k1, k1, k1)
+                                   : _mm256_setr_epi32(k2, k2, k2, k2, k3, k3, k3, k3);
+  const __m256i low = _mm256_and_si256(_mm256_srlv_epi32(v, shifts), broadcast_byte((1 << kBits) - 1));
+  return _mm256_slli_epi32(low, kTo);
+}
+
+inline Bytes or_bytes(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
 
 // Whether dot() takes any unsigned byte; else 16-bit sums of two products limit it to 128.
 constexpr bool kDotTakesAnyByte = false;

@@ -54,14 +54,35 @@ inline Bytes add_fifth_bits(Bytes v, const uint8_t* const* block, int offset) {
   return _mm512_or_si512(v, _mm512_maskz_set1_epi8(mask, 16));
 }
 
-// v >> shift of its lane, & mask; shift and mask keep to eight bits.
-inline Bytes shift_lanes(Bytes v, int s0, int s1, int s2, int s3, int /*part*/, uint8_t mask) {
-  const __m512i shifts = _mm512_setr_epi32(s0, s0, s0, s0, s1, s1, s1, s1, s2, s2, s2, s2, s3, s3, s3, s3);
-  return _mm512_and_si512(_mm512_srlv_epi32(v, shifts), broadcast_byte(mask));
+// Lane l: 16 bytes at p + 16 * kChunk_l.
+template <int k0, int k1, int k2, int k3>
+inline Bytes load_chunks(const uint8_t* p, int /*part*/) {
+  if constexpr (k0 == k1 && k1 == k2 && k2 == k3)
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * k0)));
+  const __m512i all = _mm512_loadu_si512(p);
+  return _mm512_shuffle_i32x4(all, all, k0 | k1 << 2 | k2 << 4 | k3 << 6);
 }
 
-// v | high << 4, high at most 15.
-inline Bytes or_high(Bytes v, Bytes high) { return _mm512_or_si512(v, _mm512_slli_epi32(high, 4)); }
+// Lane l: kBits bits of each byte from bit k_l on, moved to bit kTo.
+template <int k0, int k1, int k2, int k3, int kBits, int kTo>
+inline Bytes extract_bits(Bytes v, int /*part*/) {
+#if defined(__GFNI__)
+  // Row 7 - i of a byte's bit matrix selects what becomes bit i.
+  const auto matrix = [](int from) {
+    uint64_t rows = 0;
+    for (int bit = 0; bit < kBits; ++bit) rows |= uint64_t{1} << (from + bit) << 8 * (7 - kTo - bit);
+    return static_cast<int64_t>(rows);
+  };
+  const int64_t m0 = matrix(k0), m1 = matrix(k1), m2 = matrix(k2), m3 = matrix(k3);
+  return _mm512_gf2p8affine_epi64_epi8(v, _mm512_setr_epi64(m0, m0, m1, m1, m2, m2, m3, m3), 0);
+#else
+  const __m512i shifts = _mm512_setr_epi32(k0, k0, k0, k0, k1, k1, k1, k1, k2, k2, k2, k2, k3, k3, k3, k3);
+  const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(v, shifts), broadcast_byte((1 << kBits) - 1));
+  return _mm512_slli_epi32(low, kTo);
+#endif
+}
+
+inline Bytes or_bytes(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
 
 // Whether dot() takes any unsigned byte; else 16-bit sums of two products limit it to 128.
 #if defined(__AVX512VNNI__)
@@ -89,6 +110,7 @@ inline Ints dot_signed(Ints acc, Bytes w, Bytes s) {
 inline Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 inline Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
 inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+
 // One float for each of four groups of four weight rows: lane 4 * row + group.
 struct Scales {
   __m512 v;
@@ -164,17 +186,80 @@ inline void load_headers(const uint8_t* const* row, int valid, Scales& scale, Sc
   if constexpr (kHalves == 2) minimum.v = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
 }
 
-// Four bytes of each row times the row's half.
-template <bool kSigned>
-inline Scales scale_bytes(const uint32_t* bytes, const uint16_t* halves) {
-  const __m128i packed = _mm_set_epi32(static_cast<int>(bytes[3]), static_cast<int>(bytes[2]),
-                                       static_cast<int>(bytes[1]), static_cast<int>(bytes[0]));
+// The 16 bytes that begin a Q4_K or Q5_K block (two halves, then packed scales and minima) of four rows, one
+// a lane.
+struct PackedScales {
+  __m512i bytes;
+  __m512 scale, minimum;  // the halves, on all floats of the row's lane
+};
+
+inline PackedScales load_packed_scales(const uint8_t* const* row) {
+  PackedScales packed;
+  packed.bytes = load_lanes(row, 0);
+  const __m128i rows = _mm_set_epi16(8, 8, 8, 8, 0, 0, 0, 0);
+  const __m256i scales = _mm256_set_m128i(_mm_add_epi16(rows, _mm_set1_epi16(16)), rows);
+  const __m512i index =
+      _mm512_inserti64x4(_mm512_castsi256_si512(scales), _mm256_add_epi16(scales, _mm256_set1_epi16(1)), 1);
+  const __m512i halves = _mm512_permutexvar_epi16(index, packed.bytes);
+  packed.scale = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  packed.minimum = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  return packed;
+}
+
+// Scales and (negative) minima of groups 4 * kHalf to 4 * kHalf + 3. base/dequantize.cc describes the
+// packing.
+template <int kHalf>
+inline void unpack_scales(const PackedScales& packed, Scales& scale, Scales& minimum) {
+  __m512i six_bits;  // words 1 and 2 of a lane: four scales, four minima
+  if constexpr (kHalf == 0) {
+    six_bits = _mm512_and_si512(packed.bytes, broadcast_byte(0x3F));
+  } else {
+    const __m512i word3 =
+        _mm512_shuffle_epi32(packed.bytes, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(3, 3, 3, 3)));
+    const __m512i low = low_nibbles(_mm512_srlv_epi32(word3, _mm512_set1_epi64(int64_t{4})));
+    const __m512i low_of_scales =
+        _mm512_shuffle_epi32(low, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 1, 0)));
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi32(packed.bytes, 2), broadcast_byte(0x30));
+    six_bits = _mm512_or_si512(low_of_scales, high);
+  }
+  const auto widen = [&](int word) {
+    const char first = static_cast<char>(4 * word);
+    const char none = -1;
+    const __m128i pick = _mm_setr_epi8(first, none, none, none, static_cast<char>(first + 1), none, none,
+                                       none, static_cast<char>(first + 2), none, none, none,
+                                       static_cast<char>(first + 3), none, none, none);
+    return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(six_bits, _mm512_broadcast_i32x4(pick)));
+  };
+  scale.v = _mm512_mul_ps(widen(1), packed.scale);
+  minimum.v = _mm512_fnmadd_ps(widen(2), packed.minimum, _mm512_setzero_ps());
+}
+
+// The 16 signed scales and the half of a Q6_K block of four rows.
+struct SignedScales {
+  __m512i bytes;
+  __m512 scale;
+};
+
+inline SignedScales load_signed_scales(const uint8_t* const* row, int bytes_offset, int half_offset) {
+  uint16_t half[4];
+  for (int r = 0; r < 4; ++r) std::memcpy(&half[r], row[r] + half_offset, sizeof(half[r]));
   const uint64_t four =
-      uint64_t{halves[0]} | uint64_t{halves[1]} << 16 | uint64_t{halves[2]} << 32 | uint64_t{halves[3]} << 48;
-  const __m512 row = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(four))));
+      uint64_t{half[0]} | uint64_t{half[1]} << 16 | uint64_t{half[2]} << 32 | uint64_t{half[3]} << 48;
+  const __m128 scale = _mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(four)));
   const __m512i rows = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-  const __m512i wide = kSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed);
-  return {_mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_permutexvar_ps(rows, row))};
+  return {load_lanes(row, bytes_offset), _mm512_permutexvar_ps(rows, _mm512_castps128_ps512(scale))};
+}
+
+// Those of groups 4 * kHalf to 4 * kHalf + 3: even ones for the first 16 elements of each, odd ones for the
+// last.
+template <int kHalf, int kOdd>
+inline Scales unpack_signed_scales(const SignedScales& packed) {
+  const char none = -1;
+  const char b = 8 * kHalf + kOdd;
+  const __m128i pick = _mm_setr_epi8(none, none, none, b, none, none, none, b + 2, none, none, none, b + 4,
+                                     none, none, none, b + 6);
+  const __m512i top = _mm512_shuffle_epi8(packed.bytes, _mm512_broadcast_i32x4(pick));
+  return {_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24)), packed.scale)};
 }
 
 }  // namespace

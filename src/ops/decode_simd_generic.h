@@ -65,16 +65,24 @@ inline Bytes add_fifth_bits(Bytes a, const uint8_t* const* block, int offset) {
   return a;
 }
 
-// v >> shift of its lane, & mask; shift and mask keep to eight bits.
-inline Bytes shift_lanes(Bytes a, int s0, int s1, int s2, int s3, int part, uint8_t mask) {
-  const int shift = part == 0 ? s0 : part == 1 ? s1 : part == 2 ? s2 : s3;
-  for (uint8_t& byte : a.v) byte = static_cast<uint8_t>(byte >> shift & mask);
+// Lane l of four, one a part: 16 bytes at p + 16 * kChunk_l.
+template <int k0, int k1, int k2, int k3>
+inline Bytes load_chunks(const uint8_t* p, int part) {
+  Bytes a;
+  std::memcpy(a.v, p + 16 * (part == 0 ? k0 : part == 1 ? k1 : part == 2 ? k2 : k3), sizeof(a.v));
   return a;
 }
 
-// v | high << 4, high at most 15.
-inline Bytes or_high(Bytes a, Bytes high) {
-  for (int i = 0; i < 16; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] | high.v[i] << 4);
+// Lane l: kBits bits of each byte from bit k_l on, moved to bit kTo.
+template <int k0, int k1, int k2, int k3, int kBits, int kTo>
+inline Bytes extract_bits(Bytes a, int part) {
+  const int from = part == 0 ? k0 : part == 1 ? k1 : part == 2 ? k2 : k3;
+  for (uint8_t& byte : a.v) byte = static_cast<uint8_t>((byte >> from & ((1 << kBits) - 1)) << kTo);
+  return a;
+}
+
+inline Bytes or_bytes(Bytes a, const Bytes& b) {
+  for (int i = 0; i < 16; ++i) a.v[i] |= b.v[i];
   return a;
 }
 

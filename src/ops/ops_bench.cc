@@ -27,7 +27,7 @@ namespace {
 
 // Over four times a last-level cache of 32 MB, so that weights come from memory.
 constexpr int64_t kWeightBytes = int64_t{160} << 20;
-constexpr int kRounds = 7;
+constexpr int kRounds = 5;
 
 // With one thread its processor time, which other processes disturb less; else time of day.
 bool one_thread = false;
