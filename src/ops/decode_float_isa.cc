@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of plain weights (fp32, binary16, bfloat16) with a few fp32 rows, accumulated in fp32.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstdint>
@@ -17,6 +18,7 @@ const hn::ScalableTag<float> df;
 using VF = hn::Vec<hn::ScalableTag<float>>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<float>()));
 constexpr int kRows = 4;
+constexpr int64_t kAheadBytes = 8192;
 
 struct F32 {
   using Stored = float;
@@ -60,6 +62,10 @@ void decode_floats(const DecodeArgs& args, int64_t begin, int64_t end) {
       const int64_t row = output + r < end ? output + r : end - 1;
       w[r] = reinterpret_cast<const Stored*>(args.weights + row * args.row_bytes);
     }
+    // Four streams of one short row each are over before the hardware has found them.
+    const int64_t strip_bytes = kRows * args.row_bytes;
+    const uint8_t* ahead =
+        reinterpret_cast<const uint8_t*>(w[0]) + (kAheadBytes + strip_bytes - 1) / strip_bytes * strip_bytes;
     for (int64_t n = 0; n < args.rows; ++n) {
       const float* x = args.x[n];
       // Two sums a row: four rows then keep eight multiply-adds in flight, two a cycle at four cycles'
@@ -69,6 +75,11 @@ void decode_floats(const DecodeArgs& args, int64_t begin, int64_t end) {
       for (int r = 0; r < kRows; ++r) even[r] = odd[r] = hn::Zero(df);
       int64_t i = 0;
       for (; i + 2 * kLanes <= columns; i += 2 * kLanes) {
+        if (n == 0) {
+          constexpr int64_t kBytes = 2 * kLanes * kRows * int64_t{sizeof(Stored)};
+          for (int64_t line = 0; line < kBytes; line += 64) hwy::Prefetch(ahead + line);
+          ahead += kBytes;
+        }
         const VF x0 = hn::LoadU(df, x + i);
         const VF x1 = hn::LoadU(df, x + i + kLanes);
         for (int r = 0; r < kRows; ++r) {
