@@ -161,7 +161,9 @@ class ConfigReader {
   }
 
   void refuse_unknown() const {
-    for (const auto& [field, value] : root_.items()) {
+    for (const auto& item : root_.items()) {
+      const std::string& field = item.key();
+      const Json& value = item.value();
       if (contains(kHonoured, field) || contains(kInformative, field) || is_empty(value)) continue;
       const auto* known = std::find_if(std::begin(kNeutral), std::end(kNeutral),
                                        [&](const Neutral& neutral) { return neutral.field == field; });
