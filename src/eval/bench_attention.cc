@@ -230,8 +230,7 @@ class Bench {
     }
     size_t workspace = 0;
     for (int role = 0; role < kRoles; ++role)
-      workspace =
-          std::max(workspace, attention_workspace_bytes(params(role, 0), kernel_, pool_.threads()));
+      workspace = std::max(workspace, attention_workspace_bytes(params(role, 0), kernel_, pool_.threads()));
     workspace_ = std::make_unique<Memory>(static_cast<int64_t>(workspace));
     for (int64_t copy = 0; copy < copies_; ++copy) {
       say(0.1 + 0.1 * static_cast<double>(copy) / static_cast<double>(copies_), "selecting sets");
@@ -354,10 +353,11 @@ class Bench {
   }
 
   double bytes_of(int role) const {
-    const double all = static_cast<double>(o_.batch) * static_cast<double>(o_.context) * o_.kv_heads * o_.head_dim *
-                       static_cast<double>(dtype_bytes(o_.dtype));
+    const double all = static_cast<double>(o_.batch) * static_cast<double>(o_.context) * o_.kv_heads *
+                       o_.head_dim * static_cast<double>(dtype_bytes(o_.dtype));
     const double own = budget_.own_tile == OwnTile::kOnTop ? static_cast<double>(o_.batch) * o_.kv_heads : 0;
-    const double chosen = (static_cast<double>(members()) + own) * o_.head_dim * static_cast<double>(dtype_bytes(o_.dtype));
+    const double chosen =
+        (static_cast<double>(members()) + own) * o_.head_dim * static_cast<double>(dtype_bytes(o_.dtype));
     if (role <= kLayer0) return 2 * all;
     if (role == kAnchor) return all + chosen;
     return 2 * chosen + 4.0 * static_cast<double>(members());
@@ -390,12 +390,14 @@ class Bench {
         entry.share_of_limit = result_.read_gb_per_s > 0 ? entry.gb_per_s / result_.read_gb_per_s : 0;
       } else {
         entry.tflop_per_s = operations_of(role) * 1e-12 / seconds;
-        entry.share_of_limit = result_.peak_tflop_per_s > 0 ? entry.tflop_per_s / result_.peak_tflop_per_s : 0;
+        entry.share_of_limit =
+            result_.peak_tflop_per_s > 0 ? entry.tflop_per_s / result_.peak_tflop_per_s : 0;
       }
       if (entry.share_of_limit > 1)
-        throw_error<Unsupported>("bench: {} took {:.3f} ms, {:.2f} of what this machine can do; something was cached or "
-                                 "the measured limit is too low",
-                                 entry.name, entry.ms, entry.share_of_limit);
+        throw_error<Unsupported>(
+            "bench: {} took {:.3f} ms, {:.2f} of what this machine can do; something was cached or "
+            "the measured limit is too low",
+            entry.name, entry.ms, entry.share_of_limit);
     }
     double layers = 0, total = 0;
     for (size_t i = 0; i < o_.roles.size(); ++i) {
@@ -452,8 +454,8 @@ class Bench {
   }
 
   void check_answers() {
-    // Outputs are sums of values of deviation 1 by weights that sum to 1. With 16-bit products every weight carries 2^-8 and
-    // every score, of deviation 3 and at most some 12, about 2^-9 of itself.
+    // Outputs are sums of values of deviation 1 by weights that sum to 1. With 16-bit products every weight
+    // carries 2^-8 and every score, of deviation 3 and at most some 12, about 2^-9 of itself.
     const bool rounds = o_.dtype == DType::kBF16 && std::strstr(kernel_.name, "bf16") != nullptr;
     result_.allowed_error = rounds ? 0.02 : 2e-5;
     const int64_t last = rows_ - 1;
@@ -471,8 +473,8 @@ class Bench {
       }
     }
     require<Unsupported>(result_.largest_error <= result_.allowed_error,
-                         "bench: an output differs from the reference by {}, must be within {}", result_.largest_error,
-                         result_.allowed_error);
+                         "bench: an output differs from the reference by {}, must be within {}",
+                         result_.largest_error, result_.allowed_error);
     check_selection();
   }
 
@@ -488,8 +490,8 @@ class Bench {
     const int32_t* counts = p.counts + tile * o_.kv_heads;
     one_sequence(&p, 0, q_len, kv_len, first * o_.query_heads * o_.head_dim);
     std::vector<float> weights(static_cast<size_t>(kv_len * o_.kv_heads)), out(out_.size());
-    std::vector<int32_t> positions(static_cast<size_t>(int64_t{o_.kv_heads} * capacity_)), own_counts(
-        static_cast<size_t>(o_.kv_heads));
+    std::vector<int32_t> positions(static_cast<size_t>(int64_t{o_.kv_heads} * capacity_)),
+        own_counts(static_cast<size_t>(o_.kv_heads));
     at_tile(&p, 0);
     p.positions = positions.data();
     p.counts = own_counts.data();
@@ -503,14 +505,17 @@ class Bench {
     for (int32_t head = 0; head < o_.kv_heads; ++head) {
       const auto mass = [&](const int32_t* members, int64_t count) {
         double sum = 0;
-        for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(weights[static_cast<size_t>(head * kv_len + members[i])]);
+        for (int64_t i = 0; i < count; ++i)
+          sum += static_cast<double>(weights[static_cast<size_t>(head * kv_len + members[i])]);
         return sum;
       };
-      const double best = mass(positions.data() + int64_t{head} * capacity_, own_counts[static_cast<size_t>(head)]);
+      const double best =
+          mass(positions.data() + int64_t{head} * capacity_, own_counts[static_cast<size_t>(head)]);
       const double here = mass(chosen + int64_t{head} * capacity_, counts[head]);
       if (best > 0) result_.least_captured = std::min(result_.least_captured, here / best);
     }
-    require<Unsupported>(result_.least_captured >= 0.999, "bench: a set captures {} of the best set's mass, must be 0.999",
+    require<Unsupported>(result_.least_captured >= 0.999,
+                         "bench: a set captures {} of the best set's mass, must be 0.999",
                          result_.least_captured);
   }
 
@@ -522,12 +527,12 @@ class Bench {
   const AttentionKernel& kernel_;
   ThreadPool pool_;
   const bool decode_;
-  const int64_t rows_;         // new rows of a sequence
-  const int64_t pages_;        // of a sequence
+  const int64_t rows_;   // new rows of a sequence
+  const int64_t pages_;  // of a sequence
   const int64_t page_tokens_;
   const int64_t cache_bytes_;  // of K, or of V
   const int64_t copies_;
-  const Memory caches_;        // [copies][K, V]
+  const Memory caches_;  // [copies][K, V]
   Budget budget_;
   std::vector<int32_t> cu_rows_, lengths_, cu_keys_, page_table_, tile_offsets_;
   std::array<int32_t, 2> one_rows_{}, one_tile_{};

@@ -32,7 +32,7 @@ struct AttentionBenchOptions {
   int32_t tile = 32;            // of prefill
   int32_t threads = 0;          // 0 = all processors
   int32_t repetitions = 0;      // of each role; 0 = 15 in decode, 3 in prefill
-  std::string commit;                  // of the build, for the report; "" = unknown
+  std::string commit;           // of the build, for the report; "" = unknown
 };
 
 struct AttentionBenchRole {

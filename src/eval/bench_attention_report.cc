@@ -30,7 +30,8 @@ Json role_json(const AttentionBenchRole& role, bool prefill) {
 std::string bench_attention_json(const AttentionBenchResult& r) {
   const AttentionBenchOptions& o = r.options;
   Json roles = Json::object();
-  for (const AttentionBenchRole& role : r.roles) roles[role.name] = role_json(role, o.phase == Phase::kPrefill);
+  for (const AttentionBenchRole& role : r.roles)
+    roles[role.name] = role_json(role, o.phase == Phase::kPrefill);
   int64_t needed = o.kv_heads;
   if (!o.needed.empty()) {
     needed = 0;
@@ -81,18 +82,20 @@ std::string bench_attention_table(const AttentionBenchResult& r) {
       "batch {}, {} tokens, {} query heads, {} KV heads, head dim {}, {}, budget {} at {} %\n"
       "limits: {:.1f} GB/s read, {:.3f} TFLOP/s {}\n\n"
       "{:<14}{:>10}{:>12}{:>10}{:>12}\n",
-      phase_name(o), r.machine, r.threads, r.kernel, o.batch, o.context, o.query_heads, o.kv_heads, o.head_dim,
-      dtype_name(o.dtype), budget_preset_name(o.budget), o.percent, r.read_gb_per_s, r.peak_tflop_per_s,
-      o.dtype == DType::kBF16 ? "bf16" : "f32", "role", "ms", prefill ? "TFLOP/s" : "GB/s", "of limit",
-      "of dense");
+      phase_name(o), r.machine, r.threads, r.kernel, o.batch, o.context, o.query_heads, o.kv_heads,
+      o.head_dim, dtype_name(o.dtype), budget_preset_name(o.budget), o.percent, r.read_gb_per_s,
+      r.peak_tflop_per_s, o.dtype == DType::kBF16 ? "bf16" : "f32", "role", "ms",
+      prefill ? "TFLOP/s" : "GB/s", "of limit", "of dense");
   for (const AttentionBenchRole& role : r.roles)
     text += fmt::format("{:<14}{:>10.3f}{:>12.3f}{:>9.0f}%{:>12.3f}\n", role.name, role.ms,
                         prefill ? role.tflop_per_s : role.gb_per_s, role.share_of_limit * 100,
                         role.ms / r.roles.front().ms);
-  text += fmt::format("\nmean of {} layer 0 + {} anchors + {} reuse: {:.3f} ms, {:.2f} times as fast as dense\n",
-                      o.roles[0], o.roles[1], o.roles[2], r.mean_ms, r.speedup);
-  text += fmt::format("checked: largest error {:.2g} (allowed {:.2g}), sets capture {:.5f} of the best mass\n",
-                      r.largest_error, r.allowed_error, r.least_captured);
+  text +=
+      fmt::format("\nmean of {} layer 0 + {} anchors + {} reuse: {:.3f} ms, {:.2f} times as fast as dense\n",
+                  o.roles[0], o.roles[1], o.roles[2], r.mean_ms, r.speedup);
+  text +=
+      fmt::format("checked: largest error {:.2g} (allowed {:.2g}), sets capture {:.5f} of the best mass\n",
+                  r.largest_error, r.allowed_error, r.least_captured);
   return text;
 }
 

@@ -14,8 +14,8 @@ namespace kascade {
 #define KASCADE_FOR_EACH_ISA(x) x(baseline)
 #endif
 
-#define KASCADE_DECLARE(isa) \
-  namespace isa {            \
+#define KASCADE_DECLARE(isa)                   \
+  namespace isa {                              \
   extern const cpu::Kernels kAttentionKernels; \
   }
 KASCADE_FOR_EACH_ISA(KASCADE_DECLARE)
@@ -53,7 +53,8 @@ bool available() {
 }
 
 std::string unsupported(const AttentionParams& params) {
-  if (params.q_dtype != DType::kF32) return fmt::format("q_dtype is {}; only f32 is supported", dtype_name(params.q_dtype));
+  if (params.q_dtype != DType::kF32)
+    return fmt::format("q_dtype is {}; only f32 is supported", dtype_name(params.q_dtype));
   if (params.out_dtype != DType::kF32)
     return fmt::format("out_dtype is {}; only f32 is supported", dtype_name(params.out_dtype));
   if (params.selection_k != nullptr) return "selection_k is given; only null is supported";
@@ -79,9 +80,9 @@ void launch(const AttentionParams& params, void* workspace, const AttentionConte
 
 }  // namespace
 
-#define KASCADE_DEFINE(isa)                                                                      \
+#define KASCADE_DEFINE(isa)                                                                    \
   const AttentionKernel cpu_##isa##_kernel = {"cpu-" #isa, available<Level::isa>, unsupported, \
-                                              workspace_bytes<isa::kAttentionKernels>,           \
+                                              workspace_bytes<isa::kAttentionKernels>,         \
                                               launch<isa::kAttentionKernels>};
 KASCADE_FOR_EACH_ISA(KASCADE_DEFINE)
 #undef KASCADE_DEFINE

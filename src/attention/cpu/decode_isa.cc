@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode: few query rows against many keys, bound by reading K and V (docs/kernels/cpu_attention.md). A key is read once for
-// all rows of its group; the lanes are head dims, and sums across them are taken for kLanes (row, key) pairs at a time.
+// Decode: few query rows against many keys, bound by reading K and V (docs/kernels/cpu_attention.md). A key
+// is read once for all rows of its group; the lanes are head dims, and sums across them are taken for kLanes
+// (row, key) pairs at a time.
 #include "attention/cpu/entries.h"
 #include "attention/cpu/math.h"
 #include "attention/cpu/select.h"
@@ -14,7 +15,8 @@ using cpu::RowBlock;
 
 // Rows that one pass over a split serves: the scores of a pass stay in the first two cache levels.
 constexpr int kDecodeRows = 16;
-// Keys whose values are multiplied before the next dims and rows are: their rows of V stay in the first-level cache.
+// Keys whose values are multiplied before the next dims and rows are: their rows of V stay in the first-level
+// cache.
 constexpr int kValueKeys = 64;
 // Rows of K and V are fetched this many keys ahead: about 8 KB, what one core keeps in flight.
 constexpr int kFetchAhead = 24;
@@ -31,7 +33,7 @@ struct Scratch {
   uint32_t* probabilities;  // [kDecodeRows, kSplitKeys / 2] when they are rounded
   char* queries;            // [kDecodeRows, padded dim] words
   int32_t* list;
-  float* weights;    // [keys]
+  float* weights;  // [keys]
   uint32_t* select;
   size_t bytes;
 
@@ -115,11 +117,12 @@ class Split {
       }
       return false;
     }
-    for_each_key(d_.cache, keys, d_.begin, count_, [&](int i, int64_t position, const char* k, const char* v) {
-      s_.positions[i] = static_cast<int32_t>(position);
-      s_.key_rows[i] = k;
-      s_.value_rows[i] = v;
-    });
+    for_each_key(d_.cache, keys, d_.begin, count_,
+                 [&](int i, int64_t position, const char* k, const char* v) {
+                   s_.positions[i] = static_cast<int32_t>(position);
+                   s_.key_rows[i] = k;
+                   s_.value_rows[i] = v;
+                 });
     // Groups of keys are rounded up: the last key stands in, with probability 0.
     for (int i = count_; i < count_ + kLanes; ++i) {
       s_.key_rows[i] = s_.key_rows[count_ - 1];
@@ -135,7 +138,9 @@ class Split {
     return b.q + r % b.tokens * b.q_token_stride + r / b.tokens * b.q_head_stride;
   }
 
-  Word* query(int r) const { return reinterpret_cast<Word*>(s_.queries) + r * padded_dim(head_dim_) / M::kPair; }
+  Word* query(int r) const {
+    return reinterpret_cast<Word*>(s_.queries) + r * padded_dim(head_dim_) / M::kPair;
+  }
 
   void load_queries(int first, int count) {
     for (int r = 0; r < count; ++r) {
@@ -157,14 +162,6 @@ class Split {
 
   void multiply_keys(int rows) {
     for (int j = 0; j < count_; j += kLanes) {
-      for (int i = j + kFetchAhead; i < j + kFetchAhead + kLanes; ++i) {
-        // Past the last key come the first rows of V.
-        if (i < count_) {
-          fetch(s_.key_rows[i], row_bytes_);
-        } else if (d_.values && i - count_ < count_) {
-          fetch(s_.value_rows[i - count_], row_bytes_);
-        }
-      }
       int r = 0;
       if constexpr (kLanes >= 4) {
         for (; r + 4 <= rows; r += 4) score_keys<4, 4>(r, j);
@@ -181,8 +178,19 @@ class Split {
     }
   }
 
-  /// Scores of Rows rows from `first` with kLanes keys from j; Slots (Rows rounded up to a power of two) rows and
-  /// kLanes / Slots keys share one sum across lanes.
+  /// Fetches `count` keys ahead of key j; past the last key come the first rows of V.
+  HWY_INLINE void fetch_keys(int j, int count) {
+    for (int i = j + kFetchAhead; i < j + kFetchAhead + count; ++i) {
+      if (i < count_) {
+        fetch(s_.key_rows[i], row_bytes_);
+      } else if (d_.values && i - count_ < count_) {
+        fetch(s_.value_rows[i - count_], row_bytes_);
+      }
+    }
+  }
+
+  /// Scores of Rows rows from `first` with kLanes keys from j; Slots (Rows rounded up to a power of two) rows
+  /// and kLanes / Slots keys share one sum across lanes.
   template <int Rows, int Slots>
   HWY_INLINE void score_keys(int first, int j) {
     constexpr int kKeys = kLanes / Slots;
@@ -190,6 +198,7 @@ class Split {
     for (int m = 0; m < Rows; ++m) queries[m] = query(first + m);
     for (int step = 0; step < Slots; ++step) {
       const char* const* keys = s_.key_rows + j + step * kKeys;
+      if (first == 0) fetch_keys(j + step * kKeys, kKeys);
       VecF acc[kLanes];
       for (int i = 0; i < kLanes; ++i) acc[i] = zero();
       const int whole = head_dim_ / M::kLoad * M::kLoad;
@@ -204,7 +213,8 @@ class Split {
   }
 
   template <int Rows, int Keys>
-  static HWY_INLINE void multiply_dims(const Word* const* queries, const char* const* keys, int c, int count, VecF* acc) {
+  static HWY_INLINE void multiply_dims(const Word* const* queries, const char* const* keys, int c, int count,
+                                       VecF* acc) {
     typename M::Vec key[Keys];
     for (int k = 0; k < Keys; ++k) key[k] = M::load_row(reinterpret_cast<const Stored*>(keys[k]) + c, count);
     for (int m = 0; m < Rows; ++m) {
@@ -294,7 +304,8 @@ class Split {
   template <int Width, bool Whole>
   void value_rows(int first, int rows, int begin, int end, int c, int dims, bool fetches) {
     int r = 0;
-    for (; r + 4 <= rows; r += 4) value_block<4, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+    for (; r + 4 <= rows; r += 4)
+      value_block<4, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
     switch (rows - r) {
       case 3:
         return value_block<3, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
@@ -328,8 +339,8 @@ class Split {
         const auto* odd = reinterpret_cast<const Stored*>(s_.value_rows[j + 1]) + c;
         for (int v = 0; v < kVectors; v += 2) {
           const int count = Whole ? M::kLoad : dims;
-          interleave_rows(load_pairs(even + v * kLanes, count), load_pairs(odd + v * kLanes, count), &value[v],
-                          &value[v + 1]);
+          interleave_rows(load_pairs(even + v * kLanes, count), load_pairs(odd + v * kLanes, count),
+                          &value[v], &value[v + 1]);
         }
       } else {
         const auto* row = reinterpret_cast<const Stored*>(s_.value_rows[j]) + c;
@@ -389,7 +400,8 @@ void decode_split(const cpu::DecodeSplit& split) {
 
 void decode_kept(const cpu::DecodeKept& kept) {
   const Scratch scratch(kept.split.rows.head_dim, 0, 0, kept.split.scratch);
-  with_math(kept.split.cache.stored, [&](auto math) { Split<decltype(math)>(kept.split, scratch).run_kept(kept); });
+  with_math(kept.split.cache.stored,
+            [&](auto math) { Split<decltype(math)>(kept.split, scratch).run_kept(kept); });
 }
 
 bool decode_merge(const cpu::DecodeMerge& merge, bool kept) {
@@ -412,11 +424,13 @@ bool decode_merge(const cpu::DecodeMerge& merge, bool kept) {
     for (int c = 0; c < b.head_dim; c += kLanes) {
       VecF acc = zero();
       for (int64_t s = 0; s < merge.splits; ++s)
-        acc = hn::MulAdd(load(merge.partial + (s * rows + r) * stride + c), broadcast(merge.maximum[s * rows + r]), acc);
+        acc = hn::MulAdd(load(merge.partial + (s * rows + r) * stride + c),
+                         broadcast(merge.maximum[s * rows + r]), acc);
       store_first(hn::Mul(acc, share), out + c, b.head_dim - c);
     }
     if (b.lse != nullptr)
-      b.lse[token * b.lse_token_stride + head] = sum == 0 ? kMinusInfinity : largest * kLn2 + __builtin_logf(sum);
+      b.lse[token * b.lse_token_stride + head] =
+          sum == 0 ? kMinusInfinity : largest * kLn2 + __builtin_logf(sum);
   }
   return large_enough || !kept;
 }
@@ -433,7 +447,8 @@ void decode_select(const cpu::DecodeSelect& d) {
       for (int g = 0; g < d.groups; ++g) {
         for (int r = 0; r < d.rows; ++r) {
           const float sum = d.row_sum[g * d.row_group_stride + r];
-          const VecF factor = broadcast(sum == 0 ? 0.0f : d.maximum[g * d.group_stride + s * d.rows + r] / sum);
+          const VecF factor =
+              broadcast(sum == 0 ? 0.0f : d.maximum[g * d.group_stride + s * d.rows + r] / sum);
           const float* kept = d.kept + g * d.kept_group_stride + r * d.kept_stride;
           for (int64_t i = begin; i < end; i += kLanes)
             store(hn::MulAdd(load(kept + i), factor, load(scratch.weights + i)), scratch.weights + i);

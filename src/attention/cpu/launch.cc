@@ -48,15 +48,17 @@ CacheView cache_view(const AttentionParams& params, int32_t sequence, int32_t kv
   return view;
 }
 
-RowBlock row_block(const AttentionParams& params, const Sequence& sequence, const Groups& groups, int32_t group,
-                   int64_t row, int64_t tokens) {
+RowBlock row_block(const AttentionParams& params, const Sequence& sequence, const Groups& groups,
+                   int32_t group, int64_t row, int64_t tokens) {
   const int64_t first_row = sequence.row_begin + row;
   const int64_t head = groups.first_head(group);
   RowBlock block;
-  block.q = static_cast<const float*>(params.q) + first_row * params.q_row_stride + head * params.q_head_stride;
+  block.q =
+      static_cast<const float*>(params.q) + first_row * params.q_row_stride + head * params.q_head_stride;
   block.q_token_stride = params.q_row_stride;
   block.q_head_stride = params.q_head_stride;
-  block.out = static_cast<float*>(params.out) + first_row * params.out_row_stride + head * params.out_head_stride;
+  block.out =
+      static_cast<float*>(params.out) + first_row * params.out_row_stride + head * params.out_head_stride;
   block.out_token_stride = params.out_row_stride;
   block.out_head_stride = params.out_head_stride;
   if (params.lse != nullptr) block.lse = params.lse + first_row * params.lse_row_stride + head;
@@ -97,7 +99,8 @@ SetWork set_work(const AttentionParams& params, const Tile& tile, int32_t set, i
   work.count = params.counts + index;
   work.capacity = params.capacity;
   if (params.pooled_weights != nullptr)
-    work.pooled = params.pooled_weights + tile.set * params.pooled_tile_stride + set * params.pooled_head_stride;
+    work.pooled =
+        params.pooled_weights + tile.set * params.pooled_tile_stride + set * params.pooled_head_stride;
   if (params.own_tile_mass != nullptr) work.own_tile_mass = params.own_tile_mass + index;
   return work;
 }

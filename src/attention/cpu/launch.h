@@ -40,11 +40,12 @@ Stored cache_type(DType dtype);
 CacheView cache_view(const AttentionParams& params, int32_t sequence, int32_t kv_head);
 
 /// Rows [row, row + tokens) of a sequence for one group.
-RowBlock row_block(const AttentionParams& params, const Sequence& sequence, const Groups& groups, int32_t group,
-                   int64_t row, int64_t tokens);
+RowBlock row_block(const AttentionParams& params, const Sequence& sequence, const Groups& groups,
+                   int32_t group, int64_t row, int64_t tokens);
 
 /// The keys that a group of a tile attends in a reuse call, or without a set of its own.
-KeySource set_keys(const AttentionParams& params, const Groups& groups, int32_t group, const Tile& tile, int64_t own_end);
+KeySource set_keys(const AttentionParams& params, const Groups& groups, int32_t group, const Tile& tile,
+                   int64_t own_end);
 
 SetWork set_work(const AttentionParams& params, const Tile& tile, int32_t set, int64_t own_end);
 

@@ -27,8 +27,8 @@ struct Loop {
 struct Group {
   RowBlock rows;
   CacheView cache;
-  Loop first;           // all keys, or the set of a reuse call
-  Loop second;          // an anchor's own set; no splits when there is none
+  Loop first;             // all keys, or the set of a reuse call
+  Loop second;            // an anchor's own set; no splits when there is none
   float* kept = nullptr;  // [rows, kept_stride]
   int64_t kept_stride = 0;
   float* row_maximum = nullptr;  // [rows]
@@ -112,9 +112,10 @@ class DecodeCall {
                         : 0;
       const int64_t set_keys = p.capacity + maxima.q_len;
       const int64_t tile_bytes =
-          tile_groups * bytes_of_group(p, kernels, rows,
-                                       p.role == Role::kReuse ? std::min(set_keys, maxima.kv_len + 1) : maxima.kv_len,
-                                       p.role == Role::kAnchor ? std::min(set_keys, maxima.kv_len + 1) : 0);
+          tile_groups *
+          bytes_of_group(p, kernels, rows,
+                         p.role == Role::kReuse ? std::min(set_keys, maxima.kv_len + 1) : maxima.kv_len,
+                         p.role == Role::kAnchor ? std::min(set_keys, maxima.kv_len + 1) : 0);
       arena_bytes = std::max(tile_bytes, std::min(tile_bytes * std::min(tiles, wave_tiles), kArenaBytes));
       scratch_bytes = round_up_bytes(static_cast<int64_t>(kernels.decode_scratch_bytes(
           p.head_dim, p.role == Role::kReuse ? p.capacity : 0, selects(p.role) ? maxima.kv_len : 0)));
@@ -125,8 +126,8 @@ class DecodeCall {
                                 int64_t set_keys) {
     Arena arena(nullptr);
     Group group;
-    lay_out(p, kernels, rows, splits_of(keys), p.role == Role::kAnchor ? splits_of(set_keys) : 0, true, &arena,
-            &group);
+    lay_out(p, kernels, rows, splits_of(keys), p.role == Role::kAnchor ? splits_of(set_keys) : 0, true,
+            &arena, &group);
     return arena.bytes();
   }
 
@@ -205,8 +206,8 @@ class DecodeCall {
       }
     }
     Arena cut = arena_cut_;
-    lay_out(p_, kernels_, group->rows.rows(), splits_of(group->first.keys.size()), set_splits, selecting && pools, &cut,
-            group);
+    lay_out(p_, kernels_, group->rows.rows(), splits_of(group->first.keys.size()), set_splits,
+            selecting && pools, &cut, group);
     if (cut.bytes() > shape_.arena_bytes) return false;
     arena_cut_ = cut;
     return true;

@@ -26,7 +26,8 @@ class PrefillCall {
         scratch_bytes_(round_up_bytes(static_cast<int64_t>(kernels.prefill_scratch_bytes(sizes_)))) {}
 
   static size_t workspace_bytes(const AttentionParams& params, const Kernels& kernels, int threads) {
-    const auto scratch = static_cast<int64_t>(kernels.prefill_scratch_bytes(sizes(params, resolve_maxima(params))));
+    const auto scratch =
+        static_cast<int64_t>(kernels.prefill_scratch_bytes(sizes(params, resolve_maxima(params))));
     return static_cast<size_t>(table_bytes(params) + threads * round_up_bytes(scratch));
   }
 
@@ -154,7 +155,8 @@ size_t prefill_workspace_bytes(const AttentionParams& params, const Kernels& ker
   return PrefillCall::workspace_bytes(params, kernels, threads);
 }
 
-void launch_prefill(const AttentionParams& params, const Kernels& kernels, void* workspace, ThreadPool* pool) {
+void launch_prefill(const AttentionParams& params, const Kernels& kernels, void* workspace,
+                    ThreadPool* pool) {
   PrefillCall(params, kernels, workspace, pool).run();
 }
 

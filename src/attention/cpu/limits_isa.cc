@@ -6,8 +6,8 @@
 namespace kascade::KASCADE_ISA {
 namespace {
 
-// Independent sums: enough to hide the latency of a multiply-add, and all in registers.
-constexpr int kSums = kLanes == 16 ? 20 : 10;
+// Independent sums: enough to hide the latency of a multiply-add, few enough that all stay in registers.
+constexpr int kSums = 12;
 
 template <class M>
 double multiply(int64_t rounds, float* sink) {

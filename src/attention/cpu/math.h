@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ways to multiply: fp32 with fused multiply-adds, whatever K and V are stored as, and dot products of pairs of bf16,
-// for bf16 caches where the machine has them. A word is what one lane holds: a float, or a pair of bf16. Included by *_isa.cc
-// only.
+// The two ways to multiply: fp32 with fused multiply-adds, whatever K and V are stored as, and dot products
+// of pairs of bf16, for bf16 caches where the machine has them. A word is what one lane holds: a float, or a
+// pair of bf16. Included by *_isa.cc only.
 #pragma once
 
 #include "attention/cpu/simd.h"
@@ -15,8 +15,8 @@ struct FloatMath {
   using Stored = StoredType;
   using Word = float;
   using Vec = VecF;
-  static constexpr int kPair = 1;        // products per lane and instruction
-  static constexpr int kLoad = kLanes;   // elements of a row that one load of row words takes
+  static constexpr int kPair = 1;       // products per lane and instruction
+  static constexpr int kLoad = kLanes;  // elements of a row that one load of row words takes
   static constexpr bool kConverts = sizeof(Stored) != sizeof(float);
 
   static HWY_INLINE VecF multiply_add(VecF acc, VecF a, VecF b) { return hn::MulAdd(a, b, acc); }
@@ -60,38 +60,64 @@ HWY_INLINE auto with_math(cpu::Stored stored, const Visit& visit) {
 template <class Word>
 HWY_INLINE Word word_at(const void* row, int64_t i) {
   Word word;
-  __builtin_memcpy(&word, static_cast<const char*>(row) + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+  __builtin_memcpy(&word, static_cast<const char*>(row) + i * static_cast<int64_t>(sizeof(Word)),
+                   sizeof(Word));
   return word;
 }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// Addresses of the rows of K and V of the keys [begin, begin + count) of a source, and their positions.
+/// Calls visit(i, position, row of K, row of V) for the keys [begin, begin + count) of a source, i in [0,
+/// count).
 template <class Visit>
-HWY_INLINE void for_each_key(const cpu::CacheView& cache, const cpu::KeySource& keys, int64_t begin, int count,
-                             const Visit& visit) {
-  const auto at = [&](int i, int64_t position) {
-    if (cache.page_table == nullptr) {
-      visit(i, position, cache.k + position * cache.k_token_stride, cache.v + position * cache.v_token_stride);
-      return;
-    }
-    const int64_t page_index = cache.page_shift >= 0 ? position >> cache.page_shift : position / cache.page_size;
-    const int64_t slot = cache.page_shift >= 0 ? position & (cache.page_size - 1) : position % cache.page_size;
-    const int64_t page = cache.page_table[page_index];
-    visit(i, position, cache.k + page * cache.k_page_stride + slot * cache.k_token_stride,
-          cache.v + page * cache.v_page_stride + slot * cache.v_token_stride);
+HWY_INLINE void for_each_key(const cpu::CacheView& cache, const cpu::KeySource& keys, int64_t begin,
+                             int count, const Visit& visit) {
+  const bool paged = cache.page_table != nullptr;
+  const auto page_of = [&](int64_t position) {
+    return cache.page_shift >= 0 ? position >> cache.page_shift : position / cache.page_size;
   };
-  if (keys.list == nullptr) {
-    for (int i = 0; i < count; ++i) at(i, begin + i);
-    return;
-  }
+  const auto slot_of = [&](int64_t position) {
+    return cache.page_shift >= 0 ? position & (cache.page_size - 1) : position % cache.page_size;
+  };
+  // Consecutive positions: one look into the table a page.
+  const auto run = [&](int i, int64_t position) {
+    while (i < count) {
+      int64_t length = count - i;
+      const char *k = cache.k, *v = cache.v;
+      if (paged) {
+        const int64_t slot = slot_of(position), page = cache.page_table[page_of(position)];
+        if (cache.page_size - slot < length) length = cache.page_size - slot;
+        k += page * cache.k_page_stride + slot * cache.k_token_stride;
+        v += page * cache.v_page_stride + slot * cache.v_token_stride;
+      } else {
+        k += position * cache.k_token_stride;
+        v += position * cache.v_token_stride;
+      }
+      for (int64_t n = 0; n < length; ++n) {
+        visit(i++, position++, k, v);
+        k += cache.k_token_stride;
+        v += cache.v_token_stride;
+      }
+    }
+  };
+  if (keys.list == nullptr) return run(0, begin);
   int i = 0;
-  for (; i < count && begin + i < keys.list_count; ++i) at(i, keys.list[begin + i]);
-  for (; i < count; ++i) at(i, keys.own_begin + (begin + i - keys.list_count));
+  for (; i < count && begin + i < keys.list_count; ++i) {
+    const int64_t position = keys.list[begin + i];
+    if (paged) {
+      const int64_t slot = slot_of(position), page = cache.page_table[page_of(position)];
+      visit(i, position, cache.k + page * cache.k_page_stride + slot * cache.k_token_stride,
+            cache.v + page * cache.v_page_stride + slot * cache.v_token_stride);
+    } else {
+      visit(i, position, cache.k + position * cache.k_token_stride,
+            cache.v + position * cache.v_token_stride);
+    }
+  }
+  run(i, keys.own_begin + (begin + i - keys.list_count));
 }
 
-/// A set from the caller may hold anything. Returns list itself when it is ascending within [0, end), else what is left in
-/// scratch when other entries are dropped; *count is updated.
+/// A set from the caller may hold anything. Returns list itself when it is ascending within [0, end), else
+/// what is left in scratch when other entries are dropped; *count is updated.
 HWY_INLINE const int32_t* checked_list(const int32_t* list, int64_t* count, int64_t end, int32_t* scratch) {
   int64_t last = -1;
   uint32_t bad = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefill: a tile's rows of one group against blocks of keys, as docs/kernels/cpu_attention.md explains. Scores are computed
-// transposed: a lane is a query row, and a key is one word at a time broadcast straight from where the cache holds it, so
-// that K is never packed, whatever its strides or page, and the softmax needs no sums across lanes.
+// Prefill: a tile's rows of one group against blocks of keys, as docs/kernels/cpu_attention.md explains.
+// Scores are computed transposed: a lane is a query row, and a key is one word at a time broadcast straight
+// from where the cache holds it, so that K is never packed, whatever its strides or page, and the softmax
+// needs no sums across lanes.
 #include "attention/cpu/entries.h"
 #include "attention/cpu/math.h"
 #include "attention/cpu/select.h"
@@ -20,11 +21,14 @@ constexpr int kMaxVectors = kLanes == 16 ? 4 : 3;
 constexpr int keys_per_step(int vectors) { return kLanes == 16 ? (vectors == 4 ? 6 : 8) : 4; }
 static_assert(kBlockKeys % 6 == 0 && kBlockKeys % 8 == 0 && kBlockKeys % kLanes == 0);
 
+// Query rows are far apart, so they are fetched this many ahead.
+constexpr int kQueriesAhead = 4;
+
 constexpr float kLn2 = 0.69314718056f;
 // Kept probabilities of a set that sum to less, relative to the row's largest, are computed afresh.
 constexpr float kLeastKeptSum = 0x1p-64f;
-// Probabilities of one tile are kept for its own sparse pass while they fit; past that only those of one pass are, for
-// pooling. A constant, so that the bits of a tile do not depend on the stated maxima.
+// Probabilities of one tile are kept for its own sparse pass while they fit; past that only those of one pass
+// are, for pooling. A constant, so that the bits of a tile do not depend on the stated maxima.
 constexpr int64_t kKeptWords = int64_t{16} << 20;
 constexpr bool keeps_tile(int64_t words) { return words <= kKeptWords; }
 
@@ -33,21 +37,27 @@ constexpr int64_t padded_rows(int64_t rows) {
   return rows / cpu::kPassRows * cpu::kPassRows + round_up(rows % cpu::kPassRows, kLanes);
 }
 
+/// Where a block's keys are.
+struct BlockKeys {
+  const char** key_rows;    // [kBlockKeys]
+  const char** value_rows;  // [kBlockKeys]
+  int32_t* positions;       // [kBlockKeys]
+};
+
 template <class Word>
 struct Scratch {
-  float* out;           // [pass rows, padded dim]
-  float* scores;        // [kBlockKeys, rows of a lane group]
-  Word* queries;        // per lane group [words of a row, rows of the group]
-  Word* probabilities;  // [words of a block, pass rows]
-  Word* values;         // [words of a block, padded dim]
-  float* keys;          // [kBlockKeys, head dim] when K is converted
-  float* maximum;       // [pass rows] to the base 2
-  float* sum;           // [pass rows]
-  float* correction;    // [pass rows]
-  int32_t* row_position;  // [pass rows]
-  const void** key_rows;  // [kBlockKeys]
-  const void** value_rows;
-  int32_t* positions;  // [kBlockKeys]
+  float* out;                    // [pass rows, padded dim]
+  float* scores;                 // [kBlockKeys, rows of a lane group]
+  Word* queries;                 // per lane group [words of a row, rows of the group]
+  Word* probabilities;           // [words of a block, pass rows]
+  Word* values;                  // [words of a block, padded dim]
+  float* keys;                   // [kBlockKeys, head dim] when K is converted
+  float* maximum;                // [pass rows] to the base 2
+  float* sum;                    // [pass rows]
+  float* correction;             // [pass rows]
+  int32_t* row_position;         // [pass rows]
+  const void** multiplied_rows;  // [kBlockKeys] rows of K as words: in the cache or converted
+  BlockKeys block[2];            // the block at hand and the next one, which is fetched meanwhile
   int32_t* list;
   float* factors;  // per pass [blocks + 1, rows]
   float* weights;  // [keys]
@@ -75,9 +85,12 @@ struct Scratch {
     sum = carver.take<float>(rows);
     correction = carver.take<float>(rows);
     row_position = carver.take<int32_t>(rows);
-    key_rows = carver.take<const void*>(kBlockKeys);
-    value_rows = carver.take<const void*>(kBlockKeys);
-    positions = carver.take<int32_t>(kBlockKeys);
+    multiplied_rows = carver.take<const void*>(kBlockKeys);
+    for (BlockKeys& keys_of_block : block) {
+      keys_of_block.key_rows = carver.take<const char*>(kBlockKeys);
+      keys_of_block.value_rows = carver.take<const char*>(kBlockKeys);
+      keys_of_block.positions = carver.take<int32_t>(kBlockKeys);
+    }
     list = carver.take<int32_t>(sizes.list);
     factors = carver.take<float>(sizes.keys > 0 ? (blocks + 1) * tile_rows : 0);
     weights = carver.take<float>(blocks * kBlockKeys);
@@ -95,8 +108,8 @@ struct Pass {
 
 /// s[m][v] = keys m against the rows of v; maximum[v] follows.
 template <class M, int Keys, int Vectors>
-HWY_INLINE void score_block(const void* const* rows, const typename M::Word* queries, int words, float* scores,
-                            VecF* maximum) {
+HWY_INLINE void score_block(const void* const* rows, const typename M::Word* queries, int words,
+                            float* scores, VecF* maximum) {
   VecF acc[Keys][Vectors];
   for (int m = 0; m < Keys; ++m)
     for (int v = 0; v < Vectors; ++v) acc[m][v] = zero();
@@ -118,11 +131,12 @@ HWY_INLINE void score_block(const void* const* rows, const typename M::Word* que
   }
 }
 
-/// out[m][v] = out[m][v] * correction[m] + sum over the words of a block of probabilities[word][m] * values[word][v].
+/// out[m][v] = out[m][v] * correction[m] + sum over the words of a block of probabilities[word][m] *
+/// values[word][v].
 template <class M, int Rows, int Vectors>
 HWY_INLINE void value_block(const typename M::Word* probabilities, int64_t probability_stride,
-                            const typename M::Word* values, int64_t value_stride, int words, const float* correction,
-                            float* out, int64_t out_stride) {
+                            const typename M::Word* values, int64_t value_stride, int words,
+                            const float* correction, float* out, int64_t out_stride) {
   VecF acc[Rows][Vectors];
   for (int m = 0; m < Rows; ++m)
     for (int v = 0; v < Vectors; ++v) acc[m][v] = load(out + m * out_stride + v * kLanes);
@@ -154,13 +168,15 @@ class Tile {
       : t_(tile),
         s_(sizes, M::kPair, scratch),
         words_(tile.rows.head_dim / M::kPair),
-        dim_stride_(round_up(tile.rows.head_dim, 32)) {}
+        dim_stride_(round_up(tile.rows.head_dim, 32)),
+        row_bytes_(tile.rows.head_dim * static_cast<int64_t>(sizeof(typename M::Stored))) {}
 
   void run() {
     if (t_.selects) return run_selecting();
     for (int g = 0; g < t_.groups; ++g) {
       KeySource keys = t_.keys;
-      if (keys.list != nullptr) keys.list = checked_list(keys.list, &keys.list_count, keys.own_begin, s_.list);
+      if (keys.list != nullptr)
+        keys.list = checked_list(keys.list, &keys.list_count, keys.own_begin, s_.list);
       enter_group(g);
       for_each_pass([&](const Pass& pass) { attend(pass, keys, true, nullptr, nullptr); });
     }
@@ -244,9 +260,10 @@ class Tile {
     }
   }
 
-  // ---- Attention over a source, block by block. kept: the probabilities stay there, relative to the maximum so far, which goes
-  // to factors; both are for [blocks of the source] x [rows of the pass]. In the end factors [blocks + 1, rows] holds what takes
-  // a block's probabilities to the row's maximum, and last the maxima.
+  // ---- Attention over a source, block by block. kept: the probabilities stay there, relative to the maximum
+  // so far, which goes to factors; both are for [blocks of the source] x [rows of the pass]. In the end
+  // factors [blocks + 1, rows] holds what takes a block's probabilities to the row's maximum, and last the
+  // maxima.
   void attend(const Pass& pass, const KeySource& keys, bool with_values, Word* kept, float* factors) {
     load_queries(pass);
     for (int r = 0; r < pass.padded_rows; ++r) {
@@ -255,11 +272,12 @@ class Tile {
     }
     if (with_values) clear_out(pass);
     const int64_t total = keys.size();
+    locate_first(keys);
     for (int64_t begin = 0, block = 0; begin < total; begin += kBlockKeys, ++block) {
-      const int count = static_cast<int>(total - begin < kBlockKeys ? total - begin : kBlockKeys);
-      load_keys(keys, begin, count, true);
+      const int count = locate_next(keys, begin);
+      load_keys(count);
       if (with_values) load_values(count);
-      const bool masked = count < kBlockKeys || s_.positions[count - 1] > pass.block.first_position;
+      const bool masked = count < kBlockKeys || now_->positions[count - 1] > pass.block.first_position;
       Word* probabilities = kept != nullptr ? kept + block * kWords * pass.padded_rows : s_.probabilities;
       bool corrected = false;
       for_each_lane_group(pass, [&](int lane, int vectors) {
@@ -277,7 +295,8 @@ class Tile {
             corrected = weigh<kMaxVectors>(pass, lane, count, masked, probabilities);
         }
         if (with_values)
-          multiply_values(pass, lane, vectors * kLanes, count, probabilities, corrected ? s_.correction : nullptr);
+          multiply_values(pass, lane, vectors * kLanes, count, probabilities,
+                          corrected ? s_.correction : nullptr);
       });
       if (kept != nullptr)
         for (int r = 0; r < pass.padded_rows; ++r) factors[block * pass.padded_rows + r] = s_.maximum[r];
@@ -286,15 +305,19 @@ class Tile {
     if (with_values) store_out(pass);
   }
 
-  /// Scores of a block for one lane group, its softmax and its probabilities. Returns whether any maximum moved.
+  /// Scores of a block for one lane group, its softmax and its probabilities. Returns whether any maximum
+  /// moved.
   template <int Vectors>
   HWY_NOINLINE bool weigh(const Pass& pass, int lane, int count, bool masked, Word* probabilities) {
     constexpr int kKeys = keys_per_step(Vectors);
     VecF largest[Vectors];
     for (int v = 0; v < Vectors; ++v) largest[v] = broadcast(kMinusInfinity);
     const Word* queries = s_.queries + lane * words_;
-    for (int j = 0; j < count; j += kKeys)
-      score_block<M, kKeys, Vectors>(s_.key_rows + j, queries, words_, s_.scores + j * Vectors * kLanes, largest);
+    for (int j = 0; j < count; j += kKeys) {
+      if (lane == 0) fetch_next(j, kKeys);
+      score_block<M, kKeys, Vectors>(s_.multiplied_rows + j, queries, words_,
+                                     s_.scores + j * Vectors * kLanes, largest);
+    }
     if (masked) mask<Vectors>(lane, static_cast<int>(round_up(count, 2)), count, largest);
 
     const VecF scale = broadcast(pass.block.score_scale);
@@ -344,7 +367,7 @@ class Tile {
       largest[v] = broadcast(kMinusInfinity);
       for (int j = 0; j < padded_count; ++j) {
         float* score = s_.scores + (j * Vectors + v) * kLanes;
-        const VecI key = broadcast(j < count ? s_.positions[j] : INT32_MAX);
+        const VecI key = broadcast(j < count ? now_->positions[j] : INT32_MAX);
         const auto hidden = hn::RebindMask(TagF(), hn::Gt(key, row));
         const VecF visible = hn::IfThenElse(hidden, broadcast(kMinusInfinity), load(score));
         store(visible, score);
@@ -361,9 +384,14 @@ class Tile {
     int first = 0;
     for (int i = 0; i < groups; ++i) {
       const int width = vectors / groups + (i < vectors % groups ? 1 : 0);
-      const ValueArgs args = {probabilities + lane,        pass.padded_rows, s_.values + first * kLanes, dim_stride_, words,
+      const ValueArgs args = {probabilities + lane,
+                              pass.padded_rows,
+                              s_.values + first * kLanes,
+                              dim_stride_,
+                              words,
                               correction != nullptr ? correction + lane : nullptr,
-                              s_.out + lane * dim_stride_ + first * kLanes, rows};
+                              s_.out + lane * dim_stride_ + first * kLanes,
+                              rows};
       switch (width) {
         case 1:
           value_rows<1>(args);
@@ -399,8 +427,8 @@ class Tile {
     const auto block = [&](auto rows_constant) {
       constexpr int kCount = decltype(rows_constant)::value;
       for (; r + kCount <= a.rows; r += kCount)
-        value_block<M, kCount, Vectors>(a.probabilities + r, a.probability_stride, a.values, a.value_stride, a.words,
-                                        a.correction != nullptr ? a.correction + r : nullptr,
+        value_block<M, kCount, Vectors>(a.probabilities + r, a.probability_stride, a.values, a.value_stride,
+                                        a.words, a.correction != nullptr ? a.correction + r : nullptr,
                                         a.out + r * a.value_stride, a.value_stride);
     };
     block(Constant<kRows>());
@@ -480,9 +508,10 @@ class Tile {
     for (int r = 0; r < pass.padded_rows; ++r) s_.sum[r] = 0;
     clear_out(pass);
     const int64_t total = keys.size();
+    locate_first(keys);
     for (int64_t begin = 0; begin < total; begin += kBlockKeys) {
-      const int count = static_cast<int>(total - begin < kBlockKeys ? total - begin : kBlockKeys);
-      load_keys(keys, begin, count, false);
+      const int count = locate_next(keys, begin);
+      for (int j = 0; j < next_count_; ++j) fetch(next_->value_rows[j]);
       load_values(count);
       for (int r = 0; r < pass.padded_rows; r += kLanes) gather_kept(pass, r, count, kept, factors);
       for_each_lane_group(pass, [&](int lane, int vectors) {
@@ -503,7 +532,7 @@ class Tile {
     VecF sum = load(s_.sum + row);
     Word* out = s_.probabilities + row;
     const auto one = [&](int j) {
-      const int64_t position = s_.positions[j];
+      const int64_t position = now_->positions[j];
       const VecF factor = load(factors + position / kBlockKeys * rows + row);
       const auto word = load(kept + position / M::kPair * rows + row);
       if constexpr (M::kPair == 2) {
@@ -535,15 +564,20 @@ class Tile {
     return b.q + row % b.tokens * b.q_token_stride + row / b.tokens * b.q_head_stride;
   }
 
-  /// The pass's queries, transposed: a panel per lane group. Padding lanes are zeros and never reach a result.
+  /// The pass's queries, transposed: a panel per lane group. Padding lanes are zeros and never reach a
+  /// result.
   void load_queries(const Pass& pass) {
     for (int r = 0; r < pass.padded_rows; ++r)
-      s_.row_position[r] = static_cast<int32_t>(
-          pass.block.first_position + (r < pass.rows ? (pass.begin + r) % pass.block.tokens : 0));
+      s_.row_position[r] = static_cast<int32_t>(pass.block.first_position +
+                                                (r < pass.rows ? (pass.begin + r) % pass.block.tokens : 0));
     for_each_lane_group(pass, [&](int lane, int vectors) {
       const int width = vectors * kLanes;
       Word* panel = s_.queries + lane * words_;
       for (int r = 0; r < width; ++r) {
+        if (lane + r + kQueriesAhead < pass.rows) {
+          const auto* ahead = reinterpret_cast<const char*>(query_row(pass, lane + r + kQueriesAhead));
+          for (int64_t i = 0; i < pass.block.head_dim * 4; i += 64) __builtin_prefetch(ahead + i);
+        }
         if (lane + r >= pass.rows) {
           for (int64_t i = 0; i < words_; ++i) panel[i * width + r] = 0;
           continue;
@@ -561,32 +595,66 @@ class Tile {
     } else {
       auto* words = reinterpret_cast<uint32_t*>(s_.out);
       for (int i = 0; i < head_dim; i += 2 * kLanes)
-        store(round_to_bfloat(load_first(row + i, head_dim - i), load_first(row + i + kLanes, head_dim - i - kLanes)),
+        store(round_to_bfloat(load_first(row + i, head_dim - i),
+                              load_first(row + i + kLanes, head_dim - i - kLanes)),
               words + i / 2);
       return words;
     }
   }
 
-  void load_keys(const KeySource& keys, int64_t begin, int count, bool with_keys) {
+  /// Looks up where the first block's keys are; locate_next() makes them the block at hand and looks ahead by
+  /// one.
+  void locate_first(const KeySource& keys) {
+    next_ = &s_.block[0];
+    next_count_ = locate(keys, 0, next_);
+  }
+
+  /// Returns the keys of the block at hand, which begins at `begin`.
+  int locate_next(const KeySource& keys, int64_t begin) {
+    const int count = next_count_;
+    now_ = next_;
+    next_ = &s_.block[now_ == &s_.block[0] ? 1 : 0];
+    next_count_ = locate(keys, begin + kBlockKeys, next_);
+    return count;
+  }
+
+  int locate(const KeySource& keys, int64_t begin, const BlockKeys* block) {
+    const int64_t left = keys.size() - begin;
+    if (left <= 0) return 0;
+    const int count = static_cast<int>(left < kBlockKeys ? left : kBlockKeys);
     for_each_key(cache_, keys, begin, count, [&](int i, int64_t position, const char* k, const char* v) {
-      s_.positions[i] = static_cast<int32_t>(position);
-      s_.key_rows[i] = k;
-      s_.value_rows[i] = v;
+      block->positions[i] = static_cast<int32_t>(position);
+      block->key_rows[i] = k;
+      block->value_rows[i] = v;
     });
-    if (!with_keys) return;
-    // Scores past count are computed from the last key and masked.
-    for (int i = count; i < kBlockKeys; ++i) s_.key_rows[i] = s_.key_rows[count - 1];
-    if constexpr (M::kConverts) {
-      const int head_dim = t_.rows.head_dim;
-      for (int i = 0; i < count; ++i) {
+    return count;
+  }
+
+  /// Into the second-level cache, while the block at hand is multiplied.
+  HWY_INLINE void fetch(const char* row) const {
+    for (int64_t i = 0; i < row_bytes_; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
+  HWY_INLINE void fetch_next(int first, int count) const {
+    for (int j = first; j < first + count && j < next_count_; ++j) {
+      fetch(next_->key_rows[j]);
+      fetch(next_->value_rows[j]);
+    }
+  }
+
+  /// Rows of K as the products read them. Scores past count are computed from the last key, and masked.
+  void load_keys(int count) {
+    const int head_dim = t_.rows.head_dim;
+    for (int i = 0; i < count; ++i) {
+      s_.multiplied_rows[i] = now_->key_rows[i];
+      if constexpr (M::kConverts) {
         float* out = s_.keys + static_cast<int64_t>(i) * head_dim;
-        const auto* row = static_cast<const typename M::Stored*>(s_.key_rows[i]);
+        const auto* row = reinterpret_cast<const typename M::Stored*>(now_->key_rows[i]);
         for (int c = 0; c < head_dim; c += kLanes)
           store_first(load_as_float(row + c, head_dim - c), out + c, head_dim - c);
+        s_.multiplied_rows[i] = out;
       }
-      for (int i = 0; i < kBlockKeys; ++i)
-        s_.key_rows[i] = s_.keys + static_cast<int64_t>(i < count ? i : count - 1) * head_dim;
     }
+    for (int i = count; i < kBlockKeys; ++i) s_.multiplied_rows[i] = s_.multiplied_rows[count - 1];
   }
 
   /// V of the block as words [kWords, padded dim]: rows as floats, or pairs of rows interleaved.
@@ -595,13 +663,13 @@ class Tile {
     Word* out = s_.values;
     if constexpr (M::kPair == 1) {
       for (int i = 0; i < count; ++i, out += dim_stride_) {
-        const auto* row = static_cast<const typename M::Stored*>(s_.value_rows[i]);
+        const auto* row = reinterpret_cast<const typename M::Stored*>(now_->value_rows[i]);
         for (int c = 0; c < head_dim; c += kLanes) store(load_as_float(row + c, head_dim - c), out + c);
       }
     } else {
       for (int i = 0; i < count; i += 2, out += dim_stride_) {
-        const auto* even = static_cast<const Bfloat*>(s_.value_rows[i]);
-        const auto* odd = static_cast<const Bfloat*>(s_.value_rows[i + 1 < count ? i + 1 : i]);
+        const auto* even = reinterpret_cast<const Bfloat*>(now_->value_rows[i]);
+        const auto* odd = reinterpret_cast<const Bfloat*>(now_->value_rows[i + 1 < count ? i + 1 : i]);
         const bool single = i + 1 >= count;
         for (int c = 0; c < head_dim; c += 2 * kLanes) {
           const VecU a = load_pairs(even + c, head_dim - c);
@@ -640,6 +708,10 @@ class Tile {
   const Scratch<Word> s_;
   const int words_;
   const int64_t dim_stride_;
+  const int64_t row_bytes_;
+  const BlockKeys* now_ = nullptr;
+  const BlockKeys* next_ = nullptr;
+  int next_count_ = 0;
   cpu::CacheView cache_;
   RowBlock block_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors for the CPU kernels: what Highway gives, and the few things that it does not (bf16 dot products, the exponential,
-// sums over many vectors at once). Included by *_isa.cc only, which are compiled once per instruction set.
+// Vectors for the CPU kernels: what Highway gives, and the few things that it does not (bf16 dot products,
+// the exponential, sums over many vectors at once). Included by *_isa.cc only, which are compiled once per
+// instruction set.
 #pragma once
 
 #include <stddef.h>
@@ -94,8 +95,8 @@ HWY_INLINE VecF load_as_float(const Stored* p, int count) {
   return load_as_float(padded);
 }
 
-/// 2^x for x <= 0 (or slightly above): 0 for -inf and from about -126 on, NaN for NaN, exactly 1 for 0. Relative error below
-/// 2e-7.
+/// 2^x for x <= 0 (or slightly above): 0 for -inf and from about -126 on, NaN for NaN, exactly 1 for 0.
+/// Relative error below 2e-7.
 HWY_INLINE VecF exp2_nonpositive(VecF x) {
 #if defined(__AVX512F__)
   // -inf is let through: the polynomial then is NaN in lanes that the mask clears.
@@ -128,6 +129,24 @@ HWY_INLINE VecF exp2_nonpositive(VecF x) {
 HWY_INLINE VecF sums_of(const VecF* v) {
 #if HWY_TARGET == HWY_SCALAR
   return v[0];
+#elif defined(__AVX512F__)
+  // Each step adds two vectors into one of which every half (of a block, then of the vector) belongs to one
+  // of the two. Blends run on any pipe, so a step shuffles only once.
+  const auto halves = [](VecF a, VecF b) {  // lanes a a b b
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a.raw, b.raw), _mm512_shuffle_ps(a.raw, b.raw, 0x4E));
+  };
+  const auto quarters = [](__m512 ab, __m512 cd) {  // lanes a c b d
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xAAAA, ab, cd),
+                         _mm512_permute_ps(_mm512_mask_blend_ps(0xAAAA, cd, ab), 0xB1));
+  };
+  const auto four = [&](const VecF* p) { return quarters(halves(p[0], p[2]), halves(p[1], p[3])); };
+  const auto block_halves = [](__m512 p, __m512 q) {  // blocks p p q q
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, p, q), _mm512_shuffle_f32x4(p, q, 0x4E));
+  };
+  const __m512 pq = block_halves(four(v), four(v + 8)), rt = block_halves(four(v + 4), four(v + 12));
+  const __m512 crossed = _mm512_mask_blend_ps(0xF0F0, rt, pq);
+  return VecF{
+      _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, pq, rt), _mm512_shuffle_f32x4(crossed, crossed, 0xB1))};
 #else
   const TagF d;
   const hn::Repartition<double, TagF> d64;
@@ -140,14 +159,7 @@ HWY_INLINE VecF sums_of(const VecF* v) {
     four[i] = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, x, y)),
                       hn::BitCast(d, hn::InterleaveUpper(d64, x, y)));
   }
-#if defined(__AVX512F__)
-  // four[i] holds four partial sums, one a block, of each of four vectors.
-  const auto low = [](VecF a, VecF b) { return VecF{_mm512_shuffle_f32x4(a.raw, b.raw, 0x88)}; };
-  const auto high = [](VecF a, VecF b) { return VecF{_mm512_shuffle_f32x4(a.raw, b.raw, 0xDD)}; };
-  const VecF left = hn::Add(low(four[0], four[1]), high(four[0], four[1]));
-  const VecF right = hn::Add(low(four[2], four[3]), high(four[2], four[3]));
-  return hn::Add(low(left, right), high(left, right));
-#elif HWY_MAX_BYTES == 32
+#if HWY_MAX_BYTES == 32
   return hn::Add(hn::ConcatLowerLower(d, four[1], four[0]), hn::ConcatUpperUpper(d, four[1], four[0]));
 #else
   return four[0];
@@ -162,13 +174,14 @@ HWY_INLINE float max_of(VecF v) { return hn::GetLane(hn::MaxOfLanes(TagF(), v));
 
 /// acc + a.even * b.even + a.odd * b.odd of pairs of bf16, summed in fp32.
 HWY_INLINE VecF dot_pairs(VecF acc, VecU a, VecU b) {
-  return VecF{_mm512_dpbf16_ps(acc.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+  return VecF{
+      _mm512_dpbf16_ps(acc.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
 }
 /// Lane i holds (low[i], high[i]) rounded to bf16.
 HWY_INLINE VecU pair_up(VecF low, VecF high) {
   const __m512i packed = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.raw, low.raw));
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return VecU{_mm512_permutexvar_epi16(order, packed)};
 }
 /// 32 consecutive floats rounded to bf16, in order.
@@ -177,10 +190,10 @@ HWY_INLINE VecU round_to_bfloat(VecF low, VecF high) {
 }
 /// 32 elements of two rows: low and high get the pairs (a[i], b[i]) of elements 0..15 and 16..31.
 HWY_INLINE void interleave_rows(VecU a, VecU b, VecU* low, VecU* high) {
-  const __m512i low_order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                             5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i high_order = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22,
-                                              53, 21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
+  const __m512i low_order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
+                                             7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high_order = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24,
+                                              55, 23, 54, 22, 53, 21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
   *low = VecU{_mm512_permutex2var_epi16(a.raw, low_order, b.raw)};
   *high = VecU{_mm512_permutex2var_epi16(a.raw, high_order, b.raw)};
 }
@@ -204,6 +217,8 @@ VecU load_pairs(const Bfloat* p, int count);
 
 /// The floats that the low and the high halves of pairs of bf16 stand for.
 HWY_INLINE VecF low_halves(VecU pairs) { return hn::BitCast(TagF(), hn::ShiftLeft<16>(pairs)); }
-HWY_INLINE VecF high_halves(VecU pairs) { return hn::BitCast(TagF(), hn::And(pairs, broadcast(0xFFFF0000u))); }
+HWY_INLINE VecF high_halves(VecU pairs) {
+  return hn::BitCast(TagF(), hn::And(pairs, broadcast(0xFFFF0000u)));
+}
 
 }  // namespace kascade::KASCADE_ISA

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launcher (launch.cc) and the kernels compiled per instruction set (*_isa.cc) say to each other: plain structs and
-// a table of functions. Everything here is pointers and sizes that are already checked and clamped; strides of K and V are
-// in bytes, all others in elements. A group is the query heads that share index sets: the R heads of a KV head, or one
-// query head when query heads own the sets.
+// What the launcher (launch.cc) and the kernels compiled per instruction set (*_isa.cc) say to each other:
+// plain structs and a table of functions. Everything here is pointers and sizes that are already checked and
+// clamped; strides of K and V are in bytes, all others in elements. A group is the query heads that share
+// index sets: the R heads of a KV head, or one query head when query heads own the sets.
 #pragma once
 
 #include <stddef.h>
@@ -10,10 +10,11 @@
 
 namespace kascade::cpu {
 
-/// Keys are attended in blocks of this many, at multiples of it: the unit in which prefill updates its softmax. A multiple of
-/// every register block of rows (4, 6, 8) and of 16.
+/// Keys are attended in blocks of this many, at multiples of it: the unit in which prefill updates its
+/// softmax. A multiple of every register block of rows (4, 6, 8) and of 16.
 constexpr int kBlockKeys = 96;
-/// Keys (or members of a set) in one work item of decode. Partial results are merged in order, so it fixes the bits.
+/// Keys (or members of a set) in one work item of decode. Partial results are merged in order, so it fixes
+/// the bits.
 constexpr int kSplitKeys = 512;
 /// Query rows that one pass over the keys serves.
 constexpr int kPassRows = 256;
@@ -39,11 +40,13 @@ struct KeySource {
   int64_t own_begin = 0, own_end = 0;
   int64_t range_end = 0;
 
-  [[gnu::always_inline]] int64_t size() const { return list != nullptr ? list_count + (own_end - own_begin) : range_end; }
+  [[gnu::always_inline]] int64_t size() const {
+    return list != nullptr ? list_count + (own_end - own_begin) : range_end;
+  }
 };
 
-/// The query rows of one group in one tile (or in a block of rows of a dense call). Row r is head r / tokens of the group and
-/// token r % tokens; token t sits at position first_position + t and sees keys up to it.
+/// The query rows of one group in one tile (or in a block of rows of a dense call). Row r is head r / tokens
+/// of the group and token r % tokens; token t sits at position first_position + t and sees keys up to it.
 struct RowBlock {
   const float* q = nullptr;  // of head 0, token 0
   int64_t q_token_stride = 0, q_head_stride = 0;
@@ -70,7 +73,9 @@ struct SetWork {
   float* pooled = nullptr;         // where the caller wants the candidates' weights; null = not wanted
   float* own_tile_mass = nullptr;  // null = not wanted
 
-  [[gnu::always_inline]] bool covers_all() const { return sinks + ranked + (candidates - recent_begin) == candidates; }
+  [[gnu::always_inline]] bool covers_all() const {
+    return sinks + ranked + (candidates - recent_begin) == candidates;
+  }
 };
 
 /// What the scratch of one worker must hold, at most.
@@ -92,7 +97,7 @@ struct PrefillTile {
   int64_t k_group_stride = 0, v_group_stride = 0;  // bytes
   KeySource keys;  // of reuse; other roles attend to what the rows may see, or to the set that they select
   SetWork set;     // of selecting roles
-  bool selects = false;        // layer0 (of a set that is needed), anchor
+  bool selects = false;         // layer0 (of a set that is needed), anchor
   bool attends_to_set = false;  // anchor, reuse
 };
 
@@ -103,24 +108,25 @@ struct DecodeSplit {
   KeySource keys;
   int64_t begin = 0;
   int32_t count = 0;
-  int64_t list_size = 0;      // entries that the scratch has for a list
-  bool values = true;         // also multiply V
-  float* kept = nullptr;      // [rows, kept_stride]: probabilities relative to the split's maximum, by position; null = not kept
+  int64_t list_size = 0;  // entries that the scratch has for a list
+  bool values = true;     // also multiply V
+  float* kept = nullptr;  // [rows, kept_stride]: probabilities relative to the split's maximum, by position;
+                          // null = not kept
   int64_t kept_stride = 0;
-  float* maximum = nullptr;   // [rows] to the base 2
-  float* sum = nullptr;       // [rows]
-  float* partial = nullptr;   // [rows, padded head dim]
-  char* scratch = nullptr;    // of the worker
+  float* maximum = nullptr;  // [rows] to the base 2
+  float* sum = nullptr;      // [rows]
+  float* partial = nullptr;  // [rows, padded head dim]
+  char* scratch = nullptr;   // of the worker
 };
 
 /// What is left of a group when all of its splits are done.
 struct DecodeMerge {
   RowBlock rows;
   int64_t splits = 0;
-  int64_t split_stride = 0;    // rows of maximum and sum between splits (= rows)
-  float* maximum = nullptr;    // [splits, rows]
-  float* sum = nullptr;        // [splits, rows]
-  float* partial = nullptr;    // [splits, rows, padded head dim]; null: no output (an anchor's first pass)
+  int64_t split_stride = 0;      // rows of maximum and sum between splits (= rows)
+  float* maximum = nullptr;      // [splits, rows]
+  float* sum = nullptr;          // [splits, rows]
+  float* partial = nullptr;      // [splits, rows, padded head dim]; null: no output (an anchor's first pass)
   float* row_maximum = nullptr;  // [rows] out: of all splits; null = not wanted
   float* row_sum = nullptr;      // [rows] out
 };
@@ -133,7 +139,7 @@ struct DecodeSelect {
   int64_t splits = 0;
   const float* kept = nullptr;  // [groups, rows, kept_stride]
   int64_t kept_stride = 0, kept_group_stride = 0;
-  float* maximum = nullptr;        // [groups][splits, rows] in: of the splits; out: factors to the row's maximum
+  float* maximum = nullptr;  // [groups][splits, rows] in: of the splits; out: factors to the row's maximum
   const float* row_maximum = nullptr;  // [groups][rows]
   const float* row_sum = nullptr;      // [groups][rows]
   int64_t group_stride = 0;            // between groups of maximum
@@ -144,7 +150,7 @@ struct DecodeSelect {
 /// A piece of an anchor's own sparse pass: like DecodeSplit, but the probabilities are those that were kept.
 struct DecodeKept {
   DecodeSplit split;
-  const float* factors = nullptr;  // [splits of the first pass, rows]
+  const float* factors = nullptr;      // [splits of the first pass, rows]
   const float* row_maximum = nullptr;  // [rows]
 };
 
@@ -159,15 +165,23 @@ struct Kernels {
   size_t (*decode_scratch_bytes)(int64_t head_dim, int64_t list_size, int64_t keys);
   void (*decode_split)(const DecodeSplit& split);
   void (*decode_kept)(const DecodeKept& kept);
-  /// Merges in order, turns maxima into factors and writes the output. Returns false when some row's kept probabilities
-  /// sum to too little to be divided by it; the caller then computes them afresh.
+  /// Merges in order, turns maxima into factors and writes the output. Returns false when some row's kept
+  /// probabilities sum to too little to be divided by it; the caller then computes them afresh.
   bool (*decode_merge)(const DecodeMerge& merge, bool kept);
   void (*decode_select)(const DecodeSelect& select);
 
-  // The machine's limits, for benches. The multiply functions return how many floating-point operations they did.
+  /// The top-k of pooled weights (select.h), for tests and benches; scratch holds select_scratch_size(n)
+  /// elements.
+  int64_t (*select_scratch_size)(int64_t n);
+  int64_t (*select_ranked)(const float* weights, int64_t n, int64_t k, int32_t first, int32_t* members,
+                           uint32_t* scratch);
+
+  // The machine's limits, for benches. The multiply functions return how many floating-point operations they
+  // did.
   void (*read_memory)(const char* data, int64_t bytes, float* sink);
   double (*multiply_floats)(int64_t rounds, float* sink);
-  double (*multiply_bfloats)(int64_t rounds, float* sink);  // of bf16 products where there are any, else of floats
+  double (*multiply_bfloats)(int64_t rounds,
+                             float* sink);  // of bf16 products where there are any, else of floats
 };
 
 }  // namespace kascade::cpu
