@@ -24,6 +24,7 @@ DequantizeKernel dequantize_bf16_kernel(WeightType type);
 
 void quantize_row(const float* x, int64_t columns, int8_t* q, float* scale, float* scaled_sum);
 void to_bf16(const float* x, int64_t count, uint16_t* out);
+void pack_bf16(const uint16_t* rows, int64_t columns, int64_t stride, uint16_t* out, int64_t pair_stride);
 
 void rms_norm(const float* x, int64_t columns, const float* weight, float epsilon, float* out);
 void silu_multiply(float* gate, const float* up, int64_t count);

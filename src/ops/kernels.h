@@ -51,6 +51,10 @@ struct OpKernels {
   /// columns is a multiple of kGroup. A NaN or infinity in a group makes its scale NaN.
   void (*quantize_row)(const float* x, int64_t columns, int8_t* q, float* scale, float* scaled_sum);
   void (*to_bf16)(const float* x, int64_t count, uint16_t* out);  // null unless multiplies_bf16
+  /// 16 rows of bfloat16 to pairs: out[pair_stride * (c / 2) + 2 * r + c % 2] = rows[stride * r + c]; columns
+  /// is a multiple of 32. Null unless multiplies_bf16.
+  void (*pack_bf16)(const uint16_t* rows, int64_t columns, int64_t stride, uint16_t* out,
+                    int64_t pair_stride);
 
   void (*rms_norm)(const float* x, int64_t columns, const float* weight, float epsilon, float* out);
   void (*silu_multiply)(float* gate, const float* up, int64_t count);

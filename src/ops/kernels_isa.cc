@@ -21,10 +21,12 @@ constinit const OpKernels kKernels = {
     .dequantize_bf16 = dequantize_bf16_kernel,
     .quantize_row = quantize_row,
     .to_bf16 = to_bf16,
+    .pack_bf16 = pack_bf16,
 #else
     .dequantize_bf16 = nullptr,
     .quantize_row = quantize_row,
     .to_bf16 = nullptr,
+    .pack_bf16 = nullptr,
 #endif
     .rms_norm = rms_norm,
     .silu_multiply = silu_multiply,

@@ -17,8 +17,15 @@ namespace {
 // threads.
 constexpr int64_t kDecodeCutBytes = 16 * 1024;
 
-// Row blocks that share one dequantised panel.
+// Row blocks that share one dequantised panel: more spare dequantising, fewer leave enough pieces to share.
 constexpr int64_t kChunkBlocks = 4;
+constexpr int64_t kLargeChunkBlocks = 8;
+constexpr int64_t kLargeChunkPanels = 24;  // panels of a group from which the larger chunk is used
+
+// Columns dequantised at a time for packing, a multiple of every block: 16 rows of them stay in the first
+// cache.
+constexpr int64_t kPackColumns = 256;
+constexpr int64_t kPackRows = 16;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -98,7 +105,8 @@ struct LinearScratch::Impl {
     PanelProduct::Binding binding;
   };
   struct Worker {
-    AlignedBuffer<uint8_t> panel;       // [64, columns] dequantised weights
+    AlignedBuffer<uint8_t> panel;       // dequantised weights as PanelProduct wants them
+    AlignedBuffer<uint16_t> pack;       // [kPackRows, kPackColumns]
     AlignedBuffer<uint8_t> scratchpad;  // oneDNN's
     AlignedBuffer<float> y;             // [64, 64]
     std::vector<Bound> bound;           // a model has a handful of distinct column counts
@@ -117,7 +125,9 @@ struct LinearScratch::Impl {
     if (workers.size() < static_cast<size_t>(threads)) workers.resize(static_cast<size_t>(threads));
     for (Worker& worker : workers) {
       if (linear.compute != Compute::kF32)
-        worker.panel.grow(kPanelOutputs * linear.weight.columns * (linear.bf16 ? 2 : 4));
+        worker.panel.grow(kPanelOutputs * divide_up(linear.weight.columns, kPairBlock) * kPairBlock *
+                          (linear.bf16 ? 2 : 4));
+      worker.pack.grow(kPackRows * kPackColumns);
       worker.scratchpad.grow(std::max<int64_t>(1, linear.product->scratchpad_bytes()));
       worker.y.grow(kPanelRows * kPanelOutputs);
       if (std::none_of(worker.bound.begin(), worker.bound.end(),
@@ -134,7 +144,7 @@ LinearScratch::LinearScratch(LinearScratch&&) noexcept = default;
 uint64_t LinearScratch::bytes() const {
   uint64_t bytes = impl_->x.bytes();
   for (const Impl::Worker& worker : impl_->workers)
-    bytes += worker.panel.bytes() + worker.scratchpad.bytes() + worker.y.bytes();
+    bytes += worker.panel.bytes() + worker.pack.bytes() + worker.scratchpad.bytes() + worker.y.bytes();
   return bytes;
 }
 
@@ -239,6 +249,40 @@ void store_block(const float* y, const LinearTask& task, int64_t row, int64_t ro
   }
 }
 
+// Outputs [output, output + outputs) as a panel, zero where there are none.
+void dequantize_panel(const Linear::Impl& impl, int64_t output, int64_t outputs,
+                      LinearScratch::Impl::Worker& worker) {
+  const OpKernels& kernels = *impl.kernels;
+  const int64_t columns = impl.weight.columns;
+  if (!impl.bf16) {
+    auto* panel = reinterpret_cast<float*>(worker.panel.data());
+    for (int64_t i = 0; i < outputs; ++i)
+      kernels.dequantize_f32(impl.weight.type)(impl.row(output + i), columns, panel + i * columns);
+    std::fill(panel + outputs * columns, panel + kPanelOutputs * columns, 0.0f);
+    return;
+  }
+  const WeightTypeInfo& info = weight_type_info(impl.weight.type);
+  const DequantizeKernel dequantize = kernels.dequantize_bf16(impl.weight.type);
+  auto* panel = reinterpret_cast<uint16_t*>(worker.panel.data());
+  uint16_t* pack = worker.pack.data();
+  for (int64_t first = 0; first < kPanelOutputs; first += kPackRows) {
+    for (int64_t column = 0; column < columns; column += kPackColumns) {
+      const int64_t count = std::min(kPackColumns, columns - column);
+      const int64_t padded = divide_up(count, kPairBlock) * kPairBlock;
+      for (int64_t r = 0; r < kPackRows; ++r) {
+        uint16_t* row = pack + r * kPackColumns;
+        const int64_t there = first + r < outputs ? count : 0;
+        if (there > 0)
+          dequantize(impl.row(output + first + r) + column / info.block_elements * info.block_bytes, count,
+                     row);
+        std::fill(row + there, row + padded, uint16_t{0});
+      }
+      kernels.pack_bf16(pack, padded, kPackColumns, panel + column * kPanelOutputs + 2 * first,
+                        2 * kPanelOutputs);
+    }
+  }
+}
+
 void prefill(std::span<const LinearTask> tasks, const float* x, int64_t rows, int64_t x_stride,
              LinearScratch::Impl& scratch, ThreadPool& pool) {
   const Linear::Impl& first = tasks[0].linear->impl();
@@ -263,7 +307,9 @@ void prefill(std::span<const LinearTask> tasks, const float* x, int64_t rows, in
     }
   });
 
-  const int64_t chunks = divide_up(blocks, kChunkBlocks);
+  const int64_t panels = count_pieces(tasks, [](const Linear::Impl& impl) { return impl.panels(); });
+  const int64_t chunk_blocks = panels >= kLargeChunkPanels ? kLargeChunkBlocks : kChunkBlocks;
+  const int64_t chunks = divide_up(blocks, chunk_blocks);
   const auto pieces_of = [&](const Linear::Impl& impl) { return impl.panels() * chunks; };
   pool.parallel_for(count_pieces(tasks, pieces_of), [&](int64_t index, int worker_index) {
     LinearScratch::Impl::Worker& worker = scratch.workers[static_cast<size_t>(worker_index)];
@@ -275,17 +321,11 @@ void prefill(std::span<const LinearTask> tasks, const float* x, int64_t rows, in
       if (impl.compute == Compute::kF32) {
         panel = outputs < kPanelOutputs ? static_cast<const void*>(impl.last_panel.data()) : impl.row(output);
       } else {
-        const DequantizeKernel dequantize =
-            impl.bf16 ? kernels.dequantize_bf16(impl.weight.type) : kernels.dequantize_f32(impl.weight.type);
-        uint8_t* to = worker.panel.data();
-        for (int64_t i = 0; i < outputs; ++i)
-          dequantize(impl.row(output + i), columns, to + i * columns * element_bytes);
-        std::memset(to + outputs * columns * element_bytes, 0,
-                    static_cast<size_t>((kPanelOutputs - outputs) * columns * element_bytes));
+        dequantize_panel(impl, output, outputs, worker);
       }
       PanelProduct::Binding& binding = scratch.binding(worker_index, *impl.product);
-      const int64_t chunk = piece % chunks * kChunkBlocks;
-      for (int64_t block = chunk; block < std::min(chunk + kChunkBlocks, blocks); ++block) {
+      const int64_t chunk = piece % chunks * chunk_blocks;
+      for (int64_t block = chunk; block < std::min(chunk + chunk_blocks, blocks); ++block) {
         const int64_t row = block * kPanelRows;
         impl.product->run(binding, packed + row * columns * element_bytes, panel, worker.y.data(),
                           worker.scratchpad.data());

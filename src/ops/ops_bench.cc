@@ -167,6 +167,49 @@ struct Weights {
   }
 };
 
+// All linear layers of SmolLM2-135M as its Q4_1 file stores them: tokens a second if there were nothing else.
+void run_small_model(ThreadPool& pool, LinearScratch& scratch) {
+  constexpr int kLayers = 30;
+  constexpr int64_t kHidden = 576;
+  constexpr int64_t kFfn = 1536;
+  constexpr int64_t kRows = 512;
+  const WeightType type = WeightType::kQ4_1;
+  // Each holds one matrix a layer.
+  const auto layers = [&](int64_t rows, int64_t columns) {
+    return Weights(type, rows, columns, kLayers * rows * columns / 32 * 20, Compute::kFast);
+  };
+  const Weights q = layers(kHidden, kHidden), k = layers(192, kHidden), v = layers(192, kHidden);
+  const Weights o = layers(kHidden, kHidden), gate = layers(kFfn, kHidden), up = layers(kFfn, kHidden);
+  const Weights down = layers(kHidden, kFfn);
+  const Weights head(WeightType::kQ8_0, 49152, kHidden, 1, Compute::kFast);
+  std::vector<float> x(kRows * kFfn, 0.25f);
+  std::vector<float> out(kRows * 2 * kFfn);
+  std::vector<float> logits(49152);
+  const auto task = [&](const Weights& weights, size_t layer, int64_t column) {
+    return LinearTask{.linear = &weights.matrices[layer], .out = out.data() + column, .out_stride = 2 * kFfn};
+  };
+  const auto forward = [&](int64_t rows, MatmulPath path) {
+    for (size_t layer = 0; layer < kLayers; ++layer) {
+      const LinearTask qkv[] = {task(q, layer, 0), task(k, layer, kHidden), task(v, layer, kHidden + 192)};
+      linear(qkv, x.data(), rows, kFfn, path, scratch, pool);
+      const LinearTask output[] = {task(o, layer, 0)};
+      linear(output, x.data(), rows, kFfn, path, scratch, pool);
+      const LinearTask ffn[] = {task(gate, layer, 0), task(up, layer, kFfn)};
+      linear(ffn, x.data(), rows, kFfn, path, scratch, pool);
+      const LinearTask back[] = {task(down, layer, 0)};
+      linear(back, x.data(), rows, kFfn, path, scratch, pool);
+    }
+  };
+  const double decode = call_seconds(20, [&](int64_t) {
+    forward(1, MatmulPath::kDecode);
+    const LinearTask last{.linear = head.matrices.data(), .out = logits.data(), .out_stride = 49152};
+    linear({&last, 1}, x.data(), 1, kFfn, MatmulPath::kDecode, scratch, pool);
+  });
+  const double prefill = call_seconds(1, [&](int64_t) { forward(kRows, MatmulPath::kPrefill); });
+  fmt::print("linear layers of SmolLM2-135M, Q4_1: decode {:.0f} tokens/s, prefill {:.0f} tokens/s\n",
+             1 / decode, kRows / prefill);
+}
+
 void run(int threads, std::string_view only) {
   ThreadPool pool(threads);
   one_thread = pool.threads() == 1;
@@ -178,6 +221,7 @@ void run(int threads, std::string_view only) {
   fmt::print("{} threads, {}: reads {:.1f} GB/s, multiplies {:.0f} GFLOP/s in {}, {:.0f} in f32\n",
              pool.threads(), op_kernels().name, read, peak, bf16 ? "bf16" : "f32", peak_f32);
 
+  run_small_model(pool, scratch);
   for (int type = 0; type < kWeightTypes; ++type) {
     const auto weight_type = static_cast<WeightType>(type);
     const WeightTypeInfo& info = weight_type_info(weight_type);

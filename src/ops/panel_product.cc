@@ -49,7 +49,8 @@ PanelProduct::PanelProduct(bool bf16, int64_t columns) {
     engine_ = dnnl::engine(dnnl::engine::kind::cpu, 0);
     const auto type = bf16 ? Memory::data_type::bf16 : Memory::data_type::f32;
     const Memory::desc x({kPanelRows, columns}, type, Memory::format_tag::ab);
-    const Memory::desc w({columns, kPanelOutputs}, type, Memory::format_tag::ba);
+    const Memory::desc w({columns, kPanelOutputs}, type,
+                         bf16 ? Memory::format_tag::BA16a64b2a : Memory::format_tag::ba);
     const Memory::desc y({kPanelRows, kPanelOutputs}, Memory::data_type::f32, Memory::format_tag::ab);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
