@@ -58,6 +58,8 @@ class KvCache {
   /// A page nobody uses, or -1.
   int32_t take_page();
   void release_pages(std::span<const int32_t> pages);
+  /// Pages [begin, end), never used so far, are about to be filled.
+  void ask_for_large_pages(int64_t begin, int64_t end);
 
   KvCacheShape shape_;
   uint64_t plane_bytes_ = 0;  // of K, or of V, of one layer
