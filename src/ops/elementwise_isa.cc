@@ -145,8 +145,16 @@ void quantize_row(const float* x, int64_t columns, int8_t* q, float* scale, floa
       largest = hn::Max(largest, hn::Abs(v));
       poison = hn::MulAdd(v, hn::Zero(df), poison);
     }
+    const float bad = hn::GetLane(hn::SumOfLanes(df, poison));
+    if (bad != bad) {
+      std::memset(first, 0, 16);
+      std::memset(first + 64, 0, 16);
+      scale[group] = bad;
+      scaled_sum[group] = bad;
+      continue;
+    }
     const float max = hn::GetLane(hn::MaxOfLanes(df, largest));
-    // Below this its inverse would overflow; such activations are noise.
+    // Far below what matters in a model, and safely above where the inverse would overflow.
     const float step = max < 1e-30f ? 0.0f : max / 127.0f;
     const VF inverse = hn::Set(df, step > 0 ? 1.0f / step : 0.0f);
     hn::Vec<decltype(di)> total = hn::Zero(di);
@@ -155,8 +163,7 @@ void quantize_row(const float* x, int64_t columns, int8_t* q, float* scale, floa
       total = hn::Add(total, rounded);
       hn::StoreU(hn::DemoteTo(d8, rounded), d8, i < 16 ? first + i : first + 64 + (i - 16));
     }
-    const float bad = hn::GetLane(hn::SumOfLanes(df, poison));
-    scale[group] = step + bad;
+    scale[group] = step;
     scaled_sum[group] = scale[group] * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, total)));
   }
 }

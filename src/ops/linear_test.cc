@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kascade/error.h"
+#include "ops/allocations_test.h"
 #include "ops/ops_test_util.h"
 
 namespace kascade {
@@ -385,6 +386,9 @@ TEST(Linear, SteadyStateKeepsItsMemory) {
   linear({&task, 1}, x.data(), 100, 576, MatmulPath::kPrefill, scratch, pool);
   linear({&task, 1}, x.data(), 8, 576, MatmulPath::kDecode, scratch, pool);
   const uint64_t bytes = scratch.bytes();
+  const int64_t unused = allocations_so_far();
+  const std::vector<int> one(1);
+  ASSERT_EQ(allocations_so_far(), unused + 1) << "allocations are not counted";
   const int64_t before = allocations_so_far();
   for (int i = 0; i < 10; ++i)
     linear({&task, 1}, x.data(), 1 + i % 8, 576, MatmulPath::kDecode, scratch, pool);

@@ -26,9 +26,6 @@ constexpr WeightType kAllWeightTypes[] = {WeightType::kF32,  WeightType::kF16,  
                                           WeightType::kQ5_1, WeightType::kQ8_0, WeightType::kQ4_K,
                                           WeightType::kQ5_K, WeightType::kQ6_K};
 
-/// Calls of operator new in this program (allocations_test.cc counts them).
-int64_t allocations_so_far();
-
 /// f() under every instruction set that this machine can run.
 template <class F>
 void for_each_isa(F f) {
