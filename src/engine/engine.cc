@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "engine/chunk_rows.h"
 #include "engine/engine_impl.h"
 
 namespace kascade {
@@ -252,21 +253,14 @@ void EngineImpl::run_layer(int layer, const ForwardOptions& options, bool hidden
   if (options.observer != nullptr) options.observer->after_layer(layer, x, rows);
 }
 
-int64_t EngineImpl::chunk_rows(const Policy* policy, int64_t length) {
-  const int64_t most = options_.prefill_chunk;
-  int64_t granule = attention_.prefill_granule(policy);
-  // Layers whose tiles never meet within a chunk: some tile's votes are split, which costs its sets nothing
-  // but their independence of the chunking.
-  if (granule > most) granule = 1;
+int64_t EngineImpl::prefill_rows(const Policy* policy, int64_t length) {
   const uint64_t row_bytes =
       sizeof(float) * (static_cast<uint64_t>(config_.hidden) * 2 + static_cast<uint64_t>(config_.ffn) * 2 +
                        static_cast<uint64_t>(config_.query_heads + config_.kv_heads) * 2 * config_.head_dim);
-  int64_t rows = most / granule * granule;
-  while (rows > granule &&
-         row_bytes * static_cast<uint64_t>(rows) + attention_.prefill_bytes(policy, rows, length) >
-             kChunkScratchBytes)
-    rows = std::max(granule, rows / 2 / granule * granule);
-  return rows;
+  return chunk_rows(
+      options_.prefill_chunk, attention_.prefill_granule(policy), kChunkScratchBytes, [&](int64_t rows) {
+        return row_bytes * static_cast<uint64_t>(rows) + attention_.prefill_bytes(policy, rows, length);
+      });
 }
 
 std::span<const float> EngineImpl::prefill(Sequence& sequence, std::span<const int32_t> tokens,
@@ -278,7 +272,7 @@ std::span<const float> EngineImpl::prefill(Sequence& sequence, std::span<const i
   if (tokens.empty()) return {};
   require<Unsupported>(end <= config_.context,
                        "context: a prompt of {} tokens, but the model's context is {}", end, config_.context);
-  const int64_t chunk = chunk_rows(policy, end);
+  const int64_t chunk = prefill_rows(policy, end);
   std::span<const float> hidden;
   try {
     // All pages now: a prompt that does not fit says so before the work, not in the middle of it.

@@ -39,7 +39,7 @@ class EngineImpl final : public Engine {
   void run_layer(int layer, const ForwardOptions& options, bool hidden_wanted);
   void multiply(std::span<const LinearTask> tasks, const float* x, int64_t rows, int64_t x_stride,
                 MatmulPath path);
-  int64_t chunk_rows(const Policy* policy, int64_t length);
+  int64_t prefill_rows(const Policy* policy, int64_t length);
 
   std::shared_ptr<const PreparedModelImpl> model_;
   const ModelConfig& config_;
