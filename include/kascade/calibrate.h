@@ -31,8 +31,11 @@ struct TileSets {
 struct TileWeights {
   const float* weights = nullptr;  // [candidates], post-softmax probability summed over the group's rows
   int64_t candidates = 0;
-  float own_mass =
-      0;  // the same on the keys that are attended whatever is selected: the own tile; 0 in decode
+  // The same on the keys that are attended whatever is selected: the own tile; 0 in decode.
+  float own_mass = 0;
+  // [kv_heads] own_mass of every KV head: then S_t[., ., r, a] adds head a's to both masses instead of head
+  // r's, as the published code does (the definition adds head r's). Null = own_mass.
+  const float* own_mass_of_heads = nullptr;
 };
 
 /// Similarity of index sets over one prompt, fed one layer, KV head and tile at a time: holds [layers^2 / 2,

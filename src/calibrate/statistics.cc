@@ -92,20 +92,21 @@ void SimilarityAccumulator::add(int layer, int kv_head, const TileWeights& tile,
     const TileSets& from = sets[i];
     const int32_t* positions = from.positions + a * from.capacity;
     check_set(positions, from.counts[a], tile, from.capacity, i, a);
-    return sum_at(tile.weights, positions, from.counts[a]) + tile.own_mass;
+    return sum_at(tile.weights, positions, from.counts[a]);
   };
-  const float own = kept(layer, kv_head);
+  const float own_selected = kept(layer, kv_head);
   const auto require_mass = [&](float mass) {  // false for NaN
     require<BadArgument>(mass >= 0 && mass <= std::numeric_limits<float>::max(),
                          "attention weights of layer {}, KV head {}: expected a finite sum >= 0, got {}",
                          layer, kv_head, mass);
   };
-  require_mass(own);
+  require_mass(own_selected + tile.own_mass);
   float* minimum = minimum_.data() + slot(layer, kv_head);
   int64_t* sum = sum_.data() + slot(layer, kv_head);
   for (int i = 0; i <= layer; ++i) {
     for (int a = 0; a < kv_heads_; ++a, ++minimum, ++sum) {
-      const float mass = kept(i, a);
+      const float own_mass = tile.own_mass_of_heads != nullptr ? tile.own_mass_of_heads[a] : tile.own_mass;
+      const float mass = kept(i, a) + own_mass, own = own_selected + own_mass;
       require_mass(mass);
       // Rounding, and ties at the cut, can put another layer's sum above the layer's own: a share ends at 1.
       const float share = mass < own ? mass / own : 1.0F;

@@ -81,6 +81,23 @@ TEST(Similarity, WorkedExample) {
   EXPECT_EQ(head_map(averaged, {0})[1], (std::vector<int>{0, 1}));
 }
 
+// The same example with the own mass of the anchor's head, .35 or .40, in both masses.
+TEST(Similarity, ThePublishedCodeAddsTheAnchorHeadsOwnMass) {
+  SimilarityAccumulator accumulator(2, 2);
+  const std::vector<LayerTile> layers = example_tile();
+  const std::vector<TileSets> sets = sets_of(layers);
+  for (int j = 0; j < 2; ++j)
+    for (int r = 0; r < 2; ++r)
+      accumulator.add(j, r,
+                      {layers[j].weights[r].data(), 4, layers[j].own_mass[r], layers[j].own_mass.data()},
+                      sets.data());
+  const std::vector<float> s = accumulator.minimum();
+  EXPECT_NEAR(s[at(2, 2, 0, 1, 0, 0)], (.40 + .35) / (.50 + .35), 1e-6);
+  EXPECT_NEAR(s[at(2, 2, 0, 1, 0, 1)], (.25 + .40) / (.50 + .40), 1e-6);
+  EXPECT_NEAR(s[at(2, 2, 0, 1, 1, 0)], (.05 + .35) / (.55 + .35), 1e-6);
+  EXPECT_NEAR(s[at(2, 2, 0, 1, 1, 1)], 1, 1e-6);
+}
+
 TEST(Similarity, ZeroOverZeroIsOne) {
   SimilarityAccumulator accumulator(2, 1);
   add_tile(accumulator, {layer_tile({{}}, {0.0F}, {{}}), layer_tile({{}}, {0.0F}, {{}})});  // no mass at all

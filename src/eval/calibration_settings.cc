@@ -39,8 +39,9 @@ std::string ResolvedCalibration::statistics_identity() const {
                        b.round_to, b.sinks, b.recent, b.forced_charged, static_cast<int>(b.own_tile), b.tile,
                        b.rolling, b.rolling_min_rows, b.rolling_capped);
   };
-  std::string identity = fmt::format("tile {}, similarity_k {}, forward {}, new tokens {}", statistics.tile,
-                                     statistics.similarity_k, settings.forward, statistics.max_new_tokens);
+  std::string identity = fmt::format(
+      "tile {}, similarity_k {}, forward {}, new tokens {}, published own mass {}", statistics.tile,
+      statistics.similarity_k, settings.forward, statistics.max_new_tokens, statistics.published_own_mass);
   if (statistics.similarity_k == 0)
     identity +=
         fmt::format(", budget {}, decode {}", budget(statistics.budget), budget(statistics.decode_budget));
@@ -91,6 +92,7 @@ ResolvedCalibration resolve_calibration(const CalibrateOptions& options, const M
   resolved.statistics.tile = settings.tile;
   resolved.statistics.similarity_k = settings.similarity_k;
   resolved.statistics.sparse_forward = settings.forward == "sparse";
+  resolved.statistics.published_own_mass = paper;
   if (settings.similarity_k == 0) {
     const PolicyOptions run_time{.budget = options.budget, .percent = options.percent};
     const PresetBudgets budgets = preset_budgets(run_time, settings.tile);

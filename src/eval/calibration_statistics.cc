@@ -46,9 +46,10 @@ class CollectingPolicy final : public Policy {
 // of earlier layers it keeps index sets only.
 class Collector final : public LayerObserver {
  public:
-  explicit Collector(const ModelConfig& config)
+  Collector(const ModelConfig& config, bool published_own_mass)
       : heads_(config.kv_heads),
         hidden_(config.hidden),
+        published_own_mass_(published_own_mass),
         similarity_(config.layers, config.kv_heads),
         importance_(config.layers),
         sets_(config.layers) {}
@@ -79,6 +80,9 @@ class Collector final : public LayerObserver {
     const int32_t* counts = params.counts + first_set * heads_;
     own.counts.assign(counts, counts + tiles_ * heads_);
 
+    // In decode nothing is attended by right unless the budget puts the step's own rows on top.
+    const bool own_on_top =
+        params.tile_rule == TileRule::kAligned || params.budget.own_tile == OwnTile::kOnTop;
     std::vector<TileSets> sets(layer + 1);
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       for (int i = 0; i <= layer; ++i) {
@@ -89,12 +93,12 @@ class Collector final : public LayerObserver {
       const int64_t candidates = candidates_of(params, tile);
       for (int head = 0; head < heads_; ++head) {
         const int64_t set = tile * heads_ + head;
-        // In decode nothing is attended by right unless the budget puts the step's own rows on top.
-        const bool own_on_top =
-            params.tile_rule == TileRule::kAligned || params.budget.own_tile == OwnTile::kOnTop;
-        similarity_.add(layer, head,
-                        {weights_.data() + set * stride_, candidates, own_on_top ? own_mass_[set] : 0},
-                        sets.data());
+        TileWeights weights{weights_.data() + set * stride_, candidates};
+        if (own_on_top) {
+          weights.own_mass = own_mass_[set];
+          if (published_own_mass_) weights.own_mass_of_heads = own_mass_.data() + tile * heads_;
+        }
+        similarity_.add(layer, head, weights, sets.data());
       }
     }
     importance_.add(layer, event.residual_in, event.residual_out, event.rows, hidden_);
@@ -121,6 +125,7 @@ class Collector final : public LayerObserver {
 
   int heads_;
   int64_t hidden_;
+  bool published_own_mass_;
   SimilarityAccumulator similarity_;
   ImportanceAccumulator importance_;
   std::vector<LayerSets> sets_;  // [layers] of the call in work
@@ -163,7 +168,7 @@ CollectedPrompt collect_statistics(Engine& engine, std::span<const int32_t> toke
                        "prefill_chunk: expected at least the {} rows of a tile, got {}", settings.tile,
                        settings.prefill_chunk);
   const CollectingPolicy policy(settings);
-  Collector collector(engine.model().config());
+  Collector collector(engine.model().config(), settings.published_own_mass);
   CollectedPrompt collected;
   const std::unique_ptr<Sequence> sequence = engine.make_sequence();
   // Chunks end between tiles, so that no tile's votes are split.

@@ -17,10 +17,12 @@
 namespace kascade {
 
 struct StatisticsSettings {
-  int tile = 32;                // query tokens, 1..128
-  int similarity_k = 32;        // K_cal; 0 = the run-time budget below
-  Budget budget;                // read when similarity_k is 0: of prompt tiles
-  Budget decode_budget;         // and of generated tokens
+  int tile = 32;          // query tokens, 1..128
+  int similarity_k = 32;  // K_cal; 0 = the run-time budget below
+  Budget budget;          // read when similarity_k is 0: of prompt tiles
+  Budget decode_budget;   // and of generated tokens
+  // Own-tile mass of the anchor's head in place of the reuse layer's (TileWeights::own_mass_of_heads).
+  bool published_own_mass = false;
   bool sparse_forward = false;  // every layer is itself cut to its sets, as in the published code
   int64_t max_new_tokens = 32;  // greedy, each one more tile; ends at a token that ends generation
   int32_t prefill_chunk = 512;  // rows of one forward

@@ -78,6 +78,7 @@ void run_calibration(const std::string& golden_dir, Tally& tally) {
       const auto engine = make_engine(static_cast<int64_t>(ids.size()) + 64);
       StatisticsSettings settings;
       settings.sparse_forward = forward == "sparse_forward";
+      settings.published_own_mass = true;
       const CollectedPrompt collected = collect_statistics(*engine, ids, settings);
       const PromptStatistics& statistics = collected.statistics;
       tally.check(collected.generated == prompts[p].at("generated_ids").get<std::vector<int32_t>>(), name,
