@@ -57,7 +57,7 @@ class BpeTokenizer final : public TokenizerCommon {
       : TokenizerCommon(std::move(data)), pre_tokenizer_(data_.pre_tokenizer, data_.source) {
     std::string bytes;
     for (int32_t id = 0; id < size(); ++id) {
-      if (type(id) == TokenType::kNormal || type(id) == TokenType::kByte) {
+      if (is_text(id)) {
         bytes_of_spelling(data_.tokens[id], bytes);
         append_bytes(bytes);
       } else {

@@ -410,13 +410,13 @@ Value call_function(Machine& machine, Function function, const Arguments& argume
         machine.fail("namespace and dict take one mapping and named values");
       }
       if (!arguments.positional.empty()) entries = arguments.positional[0].dict->entries;
-      for (const auto& [key, value] : arguments.named) {
-        const auto same =
-            std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.first == key; });
+      for (const auto& named : arguments.named) {
+        const auto same = std::find_if(entries.begin(), entries.end(),
+                                       [&named](const auto& entry) { return entry.first == named.first; });
         if (same != entries.end()) {
-          same->second = value;
+          same->second = named.second;
         } else {
-          entries.emplace_back(key, value);
+          entries.push_back(named);
         }
       }
       return machine.dict(std::move(entries),

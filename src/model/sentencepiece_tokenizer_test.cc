@@ -228,11 +228,17 @@ TEST(SentencePieceScores, SpacePrefix) {
 TEST(SentencePieceScores, UserDefinedTokensMatchWithTheirSpaces) {
   TokenizerData data = base_vocabulary();
   data.add_space_prefix = false;
+  append_piece(data, "\u2581", -2);
   append_piece(data, "a", -1);
   const int32_t user = append_piece(data, "\u2581\u2581[x]", 0, TokenType::kUserDefined);
   const auto tokenizer = Tokenizer::create(data);
   EXPECT_THAT(tokenizer->encode("a  [x]a"), ElementsAre(user - 1, user, user - 1));
   EXPECT_EQ(tokenizer->decode(Ids{user}), "  [x]");
+  data.add_space_prefix = true;
+  const auto prefixed = Tokenizer::create(data);
+  for (const char* text : {"  [x]", "  [x]a", "a  [x]  [x]", "   [x] a"}) {
+    EXPECT_EQ(prefixed->decode(prefixed->encode(text)), text);
+  }
 }
 
 TEST(SentencePieceScores, UnknownCharacters) {

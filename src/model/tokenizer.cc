@@ -22,15 +22,15 @@ bool Tokenizer::ends_generation(int32_t id) const {
 std::string StreamDecoder::push(int32_t id) {
   const TokenizerData& data = tokenizer_.data();
   std::string_view bytes = tokenizer_.token_bytes(id);
+  const bool user_defined = !data.types.empty() && data.types[id] == TokenType::kUserDefined;
   if (tokenizer_.is_control(id)) {
     if (!data.space_prefix_once) first_ = true;  // encode puts a space after it as well
     if (!show_special_) return {};
   } else {
-    if (first_ && data.kind == TokenizerKind::kSentencePiece && data.add_space_prefix &&
-        bytes.starts_with(' ')) {
-      bytes.remove_prefix(1);
-    }
-    first_ = !data.space_prefix_once && !data.types.empty() && data.types[id] == TokenType::kUserDefined;
+    const bool has_prefix =
+        first_ && !user_defined && data.kind == TokenizerKind::kSentencePiece && data.add_space_prefix;
+    if (has_prefix && bytes.starts_with(' ')) bytes.remove_prefix(1);
+    first_ = user_defined && !data.space_prefix_once;
   }
   pending_ += bytes;
   const size_t whole = pending_.size() - unfinished_utf8_tail(pending_);

@@ -65,7 +65,7 @@ TokenizerCommon::TokenizerCommon(TokenizerData data) : Tokenizer(std::move(data)
 
 bool TokenizerCommon::is_text(int32_t id) const {
   const TokenType kind = type(id);
-  return kind == TokenType::kNormal || kind == TokenType::kUserDefined || kind == TokenType::kByte;
+  return kind == TokenType::kNormal || kind == TokenType::kByte;
 }
 
 std::optional<int32_t> TokenizerCommon::find(std::string_view spelling) const {

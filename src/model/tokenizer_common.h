@@ -34,7 +34,8 @@ class TokenizerCommon : public Tokenizer {
   virtual void encode_text(std::string_view text, bool space_prefix, std::vector<int32_t>& ids) const = 0;
 
   TokenType type(int32_t id) const { return data_.types.empty() ? TokenType::kNormal : data_.types[id]; }
-  /// Whether plain text may become this token. Control tokens must not arise from what a user typed.
+  /// Whether the merging of plain text may end in this token. Control tokens must not arise from what a user
+  /// typed, and user-defined ones are cut out of the text before.
   bool is_text(int32_t id) const;
   /// find, for tokens that plain text may become.
   std::optional<int32_t> find_text(std::string_view spelling) const;

@@ -19,9 +19,10 @@ void SpecialMatcher::add(std::string_view spelling, int32_t id, bool always) {
 }
 
 void SpecialMatcher::finish() {
-  // Of tokens with one spelling the first stays, as in every look-up by spelling.
-  std::stable_sort(spellings_.begin(), spellings_.end(),
-                   [](const Spelling& a, const Spelling& b) { return a.bytes < b.bytes; });
+  // Of tokens with one spelling the first stays, but one that is found in every text before one that is not.
+  std::stable_sort(spellings_.begin(), spellings_.end(), [](const Spelling& a, const Spelling& b) {
+    return a.bytes != b.bytes ? a.bytes < b.bytes : a.always && !b.always;
+  });
   const auto same = [](const Spelling& a, const Spelling& b) { return a.bytes == b.bytes; };
   spellings_.erase(std::unique(spellings_.begin(), spellings_.end(), same), spellings_.end());
   for (uint32_t i = 0; i < spellings_.size(); ++i) {

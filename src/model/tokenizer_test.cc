@@ -220,6 +220,26 @@ TEST_F(SpecialTokens, NeitherMergesNorWholePiecesMakeThem) {
   }
 }
 
+TEST_F(SpecialTokens, UserDefinedTokensAreSpelledAsTheyAre) {
+  TokenizerData data = bytes_only();
+  // In the byte alphabet this would spell the bytes C3 A9; as a user-defined token it is the text itself.
+  const int32_t user = append_token(data, "\u00C3\u00A9", TokenType::kUserDefined);
+  data.merges = {"\u00C3 \u00A9"};
+  const auto tokenizer = Tokenizer::create(data);
+  EXPECT_THAT(tokenizer->encode("\u00C3\u00A9"), ElementsAre(user));
+  EXPECT_THAT(tokenizer->encode("\xC3\xA9"), ElementsAre(0xC3, 0xA9));
+  EXPECT_EQ(tokenizer->decode(Ids{user}), "\u00C3\u00A9");
+}
+
+TEST_F(SpecialTokens, OneSpellingOfTwoKindsIsFoundInEveryText) {
+  TokenizerData data = bytes_only();
+  append_token(data, "<x>", TokenType::kControl);
+  const int32_t user = append_token(data, "<x>", TokenType::kUserDefined);
+  const auto tokenizer = Tokenizer::create(data);
+  EXPECT_THAT(tokenizer->encode("<x>"), ElementsAre(user));
+  EXPECT_THAT(tokenizer->encode("<x>", true), ElementsAre(user));
+}
+
 TEST_F(SpecialTokens, DecodeShowsThemOnDemand) {
   const Ids ids = {'a', end_, think_, 'b', unknown_};
   EXPECT_EQ(tokenizer_->decode(ids), "a<think>b");
