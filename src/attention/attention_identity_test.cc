@@ -11,7 +11,6 @@ namespace {
 
 class AttentionIdentity : public testing::TestWithParam<KernelCase> {
  protected:
-  /// Lengths long enough for a kernel to split the keys of one row among its workers.
   Problem problem(Role role, TileRule rule, SetOwner owner = SetOwner::kKvHead) const {
     Problem p;
     p.role = role;
@@ -32,7 +31,8 @@ class AttentionIdentity : public testing::TestWithParam<KernelCase> {
     const bool step = rule == TileRule::kStep;
     p.add(random, step ? 1 : 50, 50);
     p.add(random, 0, 33);
-    p.add(random, step ? 4 : 21, 700);
+    // Long enough for a kernel to split the keys of one row among its workers.
+    p.add(random, step ? 4 : 21, step ? 1600 : 700);
     p.add(random, 1, 1);
     p.add(random, step ? 2 : 65, 260);
     p.add(random, 3, 0);
@@ -133,6 +133,46 @@ TEST_P(AttentionIdentity, BatchMates) {
       }
     }
   }
+}
+
+/// Every few sequences of a batch: alone they give what they give together.
+void expect_alone_as_together(const Problem& together, const AttentionKernel& kernel, size_t every) {
+  const Result all = run(together, kernel, {}, 2);
+  int64_t row = 0;
+  for (size_t b = 0; b < together.sequences.size(); ++b) {
+    const int64_t rows = together.sequences[b].q_len;
+    if (b % every == 0 || b + 1 == together.sequences.size()) {
+      Problem alone = together;
+      alone.sequences = {together.sequences[b]};
+      const Result one = run(alone, kernel);
+      const int64_t width = together.query_heads * together.head_dim;
+      EXPECT_EQ(first_difference(one.out, rows_of(all.out, row, row + rows, width)), -1) << "sequence " << b;
+      for (int32_t g = 0; g < together.kv_heads; ++g)
+        EXPECT_EQ(one.sets.of(0, 0, g), all.sets.of(static_cast<int64_t>(b), 0, g)) << "sequence " << b;
+    }
+    row += rows;
+  }
+}
+
+TEST_P(AttentionIdentity, MoreSequencesThanAKernelTakesAtOnce) {
+  for (const TileRule rule : kRules) {
+    Random random(64);
+    Problem p = problem(Role::kAnchor, rule);
+    p.query_heads = 4;
+    for (int64_t b = 0; b < 1100; ++b) p.add(random, 1, 9 - b % 7);
+    expect_alone_as_together(p, kernel(), 300);
+  }
+}
+
+TEST_P(AttentionIdentity, MoreScoresThanAKernelKeepsAtOnce) {
+  // 18 million: 9 steps of 8 rows, 32 heads and about 8,200 keys.
+  if (!kThorough || &kernel() == &reference()) GTEST_SKIP() << "takes long";
+  Random random(65);
+  Problem p = problem(Role::kAnchor, TileRule::kStep);
+  p.query_heads = 32;
+  p.head_dim = 8;
+  for (int64_t b = 0; b < 9; ++b) p.add(random, 8, 8200 - b);
+  expect_alone_as_together(p, kernel(), 4);
 }
 
 /// The first `kv_len` tokens of one sequence as a call with the rows from `begin` on.

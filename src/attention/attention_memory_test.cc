@@ -298,6 +298,39 @@ TEST_P(AttentionMemory, TilesWithoutAPlaceAreDroppedAndReported) {
   }
 }
 
+TEST_P(AttentionMemory, TilesStayWithinTheirSequencesShare) {
+  // tile_offsets leaves two places to a sequence of three tiles: its third would be the first of the next
+  // sequence.
+  Random random(82);
+  Problem p = problem(Role::kAnchor);
+  p.add(random, 24, 24);
+  p.add(random, 1, 60);
+  int32_t tile_offsets[3] = {0, 2, 3};
+  const int32_t* given = nullptr;
+  Layout layout{.maxima = Layout::Maxima::kExact};
+  layout.before = [&](AttentionParams& params) {
+    given = params.tile_offsets;
+    params.tile_offsets = tile_offsets;
+  };
+  layout.after = [&](AttentionParams& params) {
+    // The next sequence's sets go to where run() expects them.
+    for (int64_t set = 6; set < 8; ++set) {
+      ASSERT_EQ(params.counts[set], -1);
+      params.counts[set] = params.counts[set - 2];
+      params.counts[set - 2] = 0;
+      const auto list = params.positions + set * params.capacity, from = list - 2 * params.capacity;
+      std::copy_n(from, params.capacity, list);
+      std::fill_n(from, params.capacity, -1);
+    }
+    params.tile_offsets = given;
+  };
+  const Result result = run(p, kernel(), layout, 2), whole = run(p, kernel());
+  EXPECT_EQ(result.status, static_cast<uint32_t>(kStatusTilesClamped));
+  EXPECT_EQ(first_difference(rows_of(result.out, 0, 16, 64), rows_of(whole.out, 0, 16, 64)), -1);
+  EXPECT_EQ(first_difference(rows_of(result.out, 24, 25, 64), rows_of(whole.out, 24, 25, 64)), -1);
+  for (int32_t g = 0; g < 2; ++g) EXPECT_EQ(result.sets.of(1, 0, g), whole.sets.of(1, 0, g));
+}
+
 TEST_P(AttentionMemory, BudgetsAboveTheCapacityAreCutAndReported) {
   // A budget length that the stated maxima do not cover.
   for (const TileRule rule : {TileRule::kAligned, TileRule::kStep}) {

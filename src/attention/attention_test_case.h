@@ -18,6 +18,19 @@
 
 namespace kascade {
 
+/// Sanitizers make tests several times slower: the longest ones do less there.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kThorough = false;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr bool kThorough = false;
+#else
+constexpr bool kThorough = true;
+#endif
+#else
+constexpr bool kThorough = true;
+#endif
+
 /// Bytes whose end is the end of mapped memory, filled with 0xFF (NaN in every float type).
 class GuardedBuffer {
  public:
