@@ -33,36 +33,11 @@ class ResidualRecorder final : public LayerObserver {
   std::vector<std::vector<float>> entering_;  // [layers + 1] of [rows, hidden]
 };
 
-// Dense attention's distribution at one row.
+// Dense attention's answer at one row.
 struct DenseRow {
-  std::vector<float> probability;  // [vocabulary]
-  double negative_entropy = 0;     // sum of p log p
+  std::vector<float> logits;  // [vocabulary]
   int32_t best = 0;
 };
-
-DenseRow make_dense_row(std::span<const float> logits) {
-  DenseRow row;
-  const double lse = log_sum_exp(logits);
-  row.best = arg_max(logits);
-  row.probability.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const double log_p = static_cast<double>(logits[i]) - lse;
-    const double p = std::exp(log_p);
-    row.probability[i] = static_cast<float>(p);
-    row.negative_entropy += p * log_p;
-  }
-  return row;
-}
-
-// KL(dense || candidate). The dense side is worked out once, which leaves one exponential an entry for each
-// candidate.
-double divergence(const DenseRow& dense, std::span<const float> logits) {
-  const double lse = log_sum_exp(logits);
-  double cross_entropy = 0;
-  for (size_t i = 0; i < logits.size(); ++i)
-    cross_entropy += static_cast<double>(dense.probability[i]) * (lse - static_cast<double>(logits[i]));
-  return std::max(0.0, dense.negative_entropy + cross_entropy);
-}
 
 void check_cancel(const std::atomic<bool>* cancel) {
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("calibration: cancelled");
@@ -182,7 +157,7 @@ struct OnePassEvaluator::Worker {
                       const OnePassPrompt& prompt = all[prompts[i]];
                       const DenseRow& reference = dense[i][scored];
                       OnePassFigures& sum = figures[prompts[i]];
-                      const double kl = divergence(reference, logits);
+                      const double kl = kl_divergence(reference.logits, logits);
                       const int32_t best = arg_max(logits);
                       if (is_passkey(prompt)) {
                         ++sum.digits;
@@ -269,7 +244,7 @@ OnePassEvaluator::OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engi
       worker.for_each_scored(
           group, prompts_, hidden, [&](size_t i, int64_t, int64_t row, std::span<const float> logits) {
             const OnePassPrompt& prompt = prompts_[worker.prompts[i]];
-            worker.dense[i].push_back(make_dense_row(logits));
+            worker.dense[i].push_back({{logits.begin(), logits.end()}, arg_max(logits)});
             if (is_passkey(prompt))
               dense_right_[worker.prompts[i]] += worker.dense[i].back().best == prompt.targets[row];
           });
