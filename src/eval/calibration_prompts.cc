@@ -72,6 +72,8 @@ std::vector<PasskeyPrompt> make_grid(const Model& model, std::string_view haysta
 CalibrationPrompts make_calibration_prompts(const Model& model, const CalibrateOptions& options,
                                             bool compares, int64_t max_new_tokens) {
   CalibrationPrompts prompts;
+  // Where nothing is chosen by measurement, validation tells but decides nothing: the small one is enough.
+  const bool small_validation = options.quick || !compares;
   const PromptSet built_in = parse_prompts(default_calibration(), "default prompts");
   const size_t validation_begin = built_in.records.size() - kDefaultValidationPrompts;
   if (options.prompts.records.empty()) {
@@ -94,8 +96,9 @@ CalibrationPrompts make_calibration_prompts(const Model& model, const CalibrateO
     }
   }
   if (prompts.validation.empty()) {
-    const size_t count = options.quick ? std::min<size_t>(kQuickValidationPrompts, kDefaultValidationPrompts)
-                                       : kDefaultValidationPrompts;
+    const size_t count = small_validation
+                             ? std::min<size_t>(kQuickValidationPrompts, kDefaultValidationPrompts)
+                             : kDefaultValidationPrompts;
     for (size_t i = 0; i < count; ++i)
       prompts.validation.push_back(
           built_in_prompt(model, built_in.records[validation_begin + i], max_new_tokens));
@@ -105,7 +108,7 @@ CalibrationPrompts make_calibration_prompts(const Model& model, const CalibrateO
     prompts.choice_passkeys = make_grid(model, default_haystack(),
                                         options.quick ? kQuickChoicePasskeys : kChoicePasskeys, options.seed);
   prompts.validation_passkeys =
-      make_grid(model, default_document(), options.quick ? kQuickValidationPasskeys : kValidationPasskeys,
+      make_grid(model, default_document(), small_validation ? kQuickValidationPasskeys : kValidationPasskeys,
                 options.seed + kValidationSeedOffset);
 
   std::vector<std::vector<int32_t>> ids;

@@ -145,6 +145,7 @@ class Calibration {
     run.partial_path = partial_path();
     run.cancel = options_.cancel;
     run.on_tokens = [&meter](int64_t tokens) { meter.add(tokens); };
+    run.on_resumed = [&meter](int64_t tokens) { meter.skip(tokens); };
     return run_statistics(engines_, prompts_.choice, run);
   }
 

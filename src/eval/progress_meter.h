@@ -29,6 +29,14 @@ class ProgressMeter {
     report();
   }
 
+  /// Work that an earlier run did: done, but no measure of this run's speed.
+  void skip(int64_t amount) {
+    const std::lock_guard lock(mutex_);
+    skipped_ += amount;
+    state_.done += amount;
+    report();
+  }
+
   void set(int64_t done, int64_t total) {
     const std::lock_guard lock(mutex_);
     state_.done = done;
@@ -40,15 +48,17 @@ class ProgressMeter {
   void report() {
     if (!listener_) return;
     state_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    state_.seconds_left = state_.done > 0 ? state_.seconds * static_cast<double>(state_.total - state_.done) /
-                                                static_cast<double>(state_.done)
-                                          : -1;
+    const int64_t worked = state_.done - skipped_;
+    state_.seconds_left = worked > 0 ? state_.seconds * static_cast<double>(state_.total - state_.done) /
+                                           static_cast<double>(worked)
+                                     : -1;
     listener_(state_);
   }
 
   const Listener& listener_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
+  int64_t skipped_ = 0;
   CalibrationProgress state_;
 };
 

@@ -41,7 +41,7 @@ StatisticsRun run_statistics(std::span<const std::unique_ptr<Engine>> engines,
       continue;
     }
     ++run.resumed;
-    if (options.on_tokens) options.on_tokens(static_cast<int64_t>(prompts[i].ids.size()));
+    if (options.on_resumed) options.on_resumed(static_cast<int64_t>(prompts[i].ids.size()));
   }
 
   std::mutex mutex;

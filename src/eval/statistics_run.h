@@ -27,7 +27,8 @@ struct StatisticsRunOptions {
   std::string identity;      // tells one calibration from another
   std::string partial_path;  // side file; empty = none
   const std::atomic<bool>* cancel = nullptr;
-  std::function<void(int64_t tokens)> on_tokens;  // how many more are done, one call at a time
+  std::function<void(int64_t tokens)> on_tokens;   // how many more are done, one call at a time
+  std::function<void(int64_t tokens)> on_resumed;  // how many the side file had done
 };
 
 /// engines: one a worker. A side file of another calibration, or a damaged one, is ignored and replaced.
