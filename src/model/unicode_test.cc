@@ -107,7 +107,7 @@ TEST(Unicode, UnfinishedTailIsWhatLaterBytesCanComplete) {
   for (const char32_t code : {0x7Fu, 0x80u, 0x7FFu, 0x800u, 0xD7FFu, 0xFFFDu, 0x10000u, 0x10FFFFu}) {
     const std::string text = utf8(code);
     for (size_t cut = 0; cut <= text.size(); ++cut) {
-      EXPECT_EQ(unfinished_utf8_tail("a" + text.substr(0, cut)), cut == text.size() ? 0 : cut);
+      EXPECT_EQ(unfinished_utf8_tail(std::string("a").append(text, 0, cut)), cut == text.size() ? 0 : cut);
       EXPECT_EQ(unfinished_utf8_tail(text.substr(0, cut)), cut == text.size() ? 0 : cut);
     }
   }
