@@ -178,7 +178,11 @@ bool row_max(const float* x, int64_t count, float* max) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) add(hn::LoadU(df, x + i));
   if (i < count) add(load_part(x + i, count - i, -__builtin_inff()));
-  *max = hn::GetLane(hn::MaxOfLanes(df, largest));
+  // By hand: Highway's emulated MaxOfLanes knows nothing below the lowest finite value.
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(largest, df, lanes);
+  *max = lanes[0];
+  for (const float lane : lanes) *max = lane > *max ? lane : *max;
   return hn::AllFalse(df, hn::IsNaN(poison));
 }
 
