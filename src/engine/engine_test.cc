@@ -338,6 +338,35 @@ TEST(EnginePolicies, AnIdentityMapIsNoRemap) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+TEST(EnginePolicies, SetsOfLayer0ThatNobodyReadsChangeNothing) {
+  struct SelectsAll final : Policy {
+    explicit SelectsAll(std::shared_ptr<const Policy> policy) : policy_(std::move(policy)) {}
+    const std::string& name() const override { return policy_->name(); }
+    std::string describe() const override { return policy_->describe(); }
+    LayerRule rule(int layer, Phase phase) const override {
+      LayerRule rule = policy_->rule(layer, phase);
+      if (rule.needed != nullptr) ++masked_;
+      rule.needed = nullptr;
+      return rule;
+    }
+    std::shared_ptr<const Policy> policy_;
+    mutable int masked_ = 0;
+  };
+  const auto model = tiny();
+  Plan plan = test::tiny_plan(*model, {0, 3});
+  for (const int layer : {1, 2}) plan.head_map[layer] = {1, 1};
+  const auto policy = make_policy("kascade", {.floor = 9, .recent = 3}, model->identity(), &plan);
+  const SelectsAll selects_all(policy);
+  const auto tokens = test::random_tokens(300, 61, 22);
+  const auto engine = test::make_engine(model);
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  EXPECT_EQ(test::prefill_logits(*engine, *a, tokens, policy.get()),
+            test::prefill_logits(*engine, *b, tokens, &selects_all));
+  EXPECT_EQ(test::decode_logits(*engine, *a, 7, policy.get()),
+            test::decode_logits(*engine, *b, 7, &selects_all));
+  EXPECT_GT(selects_all.masked_, 0);
+}
+
 TEST(EnginePolicies, TeacherForcedRowsEqualSequentialDecoding) {
   const auto model = tiny();
   const auto tokens = test::random_tokens(330, 61, 9);
