@@ -114,8 +114,6 @@ LayerWeights take_layer(TensorMap& tensors, TensorNames names, const ModelConfig
 
 }  // namespace
 
-std::span<const Architecture> architectures() { return kArchitectures; }
-
 const Architecture* find_gguf_architecture(std::string_view gguf_name) {
   for (const Architecture& architecture : kArchitectures)
     if (architecture.gguf_name != nullptr && gguf_name == architecture.gguf_name) return &architecture;

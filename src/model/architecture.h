@@ -2,7 +2,6 @@
 // Model architectures as data: one table entry each. Every file format's loader reads these tables.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -19,8 +18,6 @@ struct Architecture {
   bool qkv_bias;
   bool qk_norm;
 };
-
-std::span<const Architecture> architectures();
 
 /// Null when the name is unknown.
 const Architecture* find_gguf_architecture(std::string_view gguf_name);

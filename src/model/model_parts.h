@@ -23,7 +23,7 @@ constexpr int64_t kMaxLayers = 1 << 12;
 constexpr int64_t kMaxWidth = 1 << 20;    // hidden, ffn
 constexpr int64_t kMaxHeads = 1 << 12;    // query_heads, kv_heads
 constexpr int64_t kMaxHeadDim = 1 << 12;  // head_dim
-constexpr int64_t kMaxTokens = 1 << 24;   // vocabulary
+constexpr int64_t kMaxTokens = 1 << 22;   // vocabulary
 constexpr int64_t kMaxContext = 1 << 30;  // context
 
 /// Adds eos, and every control token with a spelling that is known to end a text or a turn, to data.end_ids;

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -361,8 +361,8 @@ class TokenizerReader {
   int64_t vocabulary_;
   std::string source_;
   TokenizerData data_;
-  std::vector<bool> present_;           // by id
-  std::map<std::string, int32_t> ids_;  // by spelling
+  std::vector<bool> present_;                     // by id
+  std::unordered_map<std::string, int32_t> ids_;  // by spelling
 };
 
 // A special token: its spelling, or an object with "content"; null and absent alike give an empty string.
