@@ -101,7 +101,8 @@ struct AttentionParams {
   int64_t pooled_tile_stride = 0, pooled_head_stride = 0;
   float* own_tile_mass = nullptr;    // [tiles, S] probability on the tile's own keys, summed over its rows and heads
 
-  // Maxima stated by the host; workspace and the check of capacity go by them. 0 = read the (host) arrays.
+  // Maxima stated by the host; workspace and the check of capacity go by them. 0 = read the (host) arrays. A longer
+  // budget length than max_kv_len stays legal: sets that it makes larger than capacity are cut (kStatusCapacityClamped).
   int32_t max_q_len = 0, max_kv_len = 0, max_total_q = 0, max_tiles = 0;
   uint32_t* status = nullptr;  // AttentionStatus bits are or-ed in; null = not reported
 };
