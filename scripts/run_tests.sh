@@ -18,10 +18,9 @@ ctest --test-dir build --output-on-failure
 
 if command -v nvcc >/dev/null && [ -d src/attention/cuda ]; then
   step "CUDA: build"
-  cmake --preset cuda >/dev/null
-  cmake --build build/cuda -j "$jobs"
+  BUILD=build/cuda-direct bench/compare_h200/run.sh build/cuda-direct/results
   step "CUDA: tests that need no GPU"
-  ctest --test-dir build/cuda --output-on-failure -L cuda_host
+  build/cuda-direct/kascade_cuda_test --suite host
 fi
 
 step "ASan and UBSan: build"

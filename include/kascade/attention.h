@@ -126,6 +126,7 @@ struct AttentionKernel {
   std::string (*unsupported)(const AttentionParams& params);      // empty, or what is not supported and what is
   size_t (*workspace_bytes)(const AttentionParams& params, int threads);
   void (*launch)(const AttentionParams& params, void* workspace, const AttentionContext& context);
+  bool on_device = false;  // pointers are a GPU's; only runs when named
 };
 
 /// All implementations of this build, best first; the reference is last.

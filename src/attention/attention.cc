@@ -59,7 +59,7 @@ const AttentionKernel& select_attention_kernel(const std::string& name) {
   }();
   if (!forced.empty()) return kernel_named(forced, "KASCADE_ATTENTION:");
   for (const AttentionKernel& kernel : attention_kernels())
-    if (kernel.available()) return kernel;
+    if (!kernel.on_device && kernel.available()) return kernel;
   throw_error<Unsupported>("no attention kernel runs on this machine; this build has {}", kernel_names());
 }
 
@@ -72,6 +72,9 @@ size_t attention_workspace_bytes(const AttentionParams& params, const AttentionK
 
 void attention(const AttentionParams& params, const AttentionKernel& kernel, void* workspace,
                size_t workspace_bytes, const AttentionContext& context) {
+  // Unless all maxima are stated, check_params reads arrays that may be on a device; such kernels refuse
+  // that.
+  if (kernel.on_device) check_supported(params, kernel);
   check_params(params);
   check_supported(params, kernel);
   if (params.batch == 0) return;

@@ -28,10 +28,10 @@ inline int32_t sets_per_tile(const AttentionParams& params) {
   return params.kv_heads;
 }
 
-inline bool selects(Role role) { return role == Role::kLayer0 || role == Role::kAnchor; }
+constexpr bool selects(Role role) { return role == Role::kLayer0 || role == Role::kAnchor; }
 
 /// Roles whose output attends to a set instead of all keys.
-inline bool attends_to_sets(Role role) { return role == Role::kAnchor || role == Role::kReuse; }
+constexpr bool attends_to_sets(Role role) { return role == Role::kAnchor || role == Role::kReuse; }
 
 /// A row is a tile of its own, and its own key is a candidate: `step` calls unless the budget is kOnTop, and
 /// kCandidate.

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of a decode call: what is supported, the workspace, and the order of the kernels.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attention/check.h"
+#include "attention/cuda/common/call.h"
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/cuda_attention.h"
+
+namespace kascade {
+namespace cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr double kLog2E = 1.4426950408889634;
+
+int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+bool rows_are_tiles(const AttentionParams& p) { return own_key_is_candidate(p); }
+
+/// Query rows of a unit for `rows` rows that share keys: one tile of 16 if they fit, else as many as
+/// registers allow.
+int32_t unit_rows(const AttentionParams& p, int64_t rows) { return rows <= 16 || p.head_dim > 128 ? 16 : 32; }
+
+}  // namespace
+
+size_t lay_out(DecodeCall& call, std::byte* base) {
+  const AttentionParams& p = call.params;
+  size_t offset = 0;
+  const auto take = [&](auto*& array, int64_t count) {
+    array =
+        base != nullptr ? reinterpret_cast<std::remove_reference_t<decltype(array)>>(base + offset) : nullptr;
+    offset += (static_cast<size_t>(count) * sizeof(*array) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const int64_t rows = call.maxima.total_q * p.query_heads;
+  const int64_t dense_splits = p.role == Role::kReuse ? 0 : call.dense_splits;
+  const int64_t sparse_splits = attends_to_sets(p.role) ? call.sparse_splits : 0;
+  take(call.dense_units, p.batch + 1);
+  take(call.sparse_units, p.batch + 1);
+  take(call.counters, 2);
+  take(call.partial_stats, rows * std::max(dense_splits, sparse_splits));
+  take(call.partial_out, rows * (attends_to_sets(p.role) ? sparse_splits : dense_splits) * p.head_dim);
+  if (selects(p.role)) {
+    take(call.score_codes, rows * call.score_stride);
+    take(call.score_tops, rows * call.score_stride / kChunkKeys);
+  }
+  return offset;
+}
+
+namespace {
+
+DecodeCall make_call(const AttentionParams& p) {
+  DecodeCall call;
+  call.params = p;
+  call.maxima = Maxima{p.max_q_len, p.max_kv_len, p.max_total_q, p.max_tiles};
+  call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
+  call.sets = sets_per_tile(p);
+  call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
+  call.reader_heads = p.query_heads / call.readers;
+  call.dense_rows = unit_rows(p, int64_t{p.max_q_len} * group_size(p));
+  call.sparse_rows = unit_rows(p, int64_t{rows_are_tiles(p) ? 1 : p.max_q_len} * call.reader_heads);
+  call.dense_split = split_keys(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim);
+  call.sparse_split = split_keys(Pass::kSparse, p.head_dim);
+  call.dense_splits = static_cast<int32_t>(blocks_of(p.max_kv_len, call.dense_split));
+  call.sparse_splits = static_cast<int32_t>(blocks_of(int64_t{p.capacity} + p.max_q_len, call.sparse_split));
+  call.score_stride = blocks_of(p.max_kv_len, kScoreStageKeys) * kScoreStageKeys;
+  return call;
+}
+
+std::string unsupported(const AttentionParams& p) {
+  const auto reason = [](const char* name, int64_t value, const char* supported) {
+    return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
+  };
+  if (p.tile_rule != TileRule::kStep) return "tile_rule is kAligned; supported: kStep (decode)";
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return reason("head_dim", p.head_dim, "64, 128, 256");
+  if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
+    return std::string("kv_dtype is ") + dtype_name(p.kv_dtype) + "; supported: f16, bf16";
+  if (p.q_dtype != p.kv_dtype)
+    return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
+           dtype_name(p.kv_dtype);
+  if (p.selection_k != nullptr) return "selection_k is given; supported: null";
+  if (p.batch == 0) return "";
+  const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
+  if (p.max_q_len < 1 || p.max_q_len > kMaxStepRows) return reason("max_q_len", p.max_q_len, "1..8");
+  if (p.max_kv_len < 1) return reason("max_kv_len", p.max_kv_len, stated);
+  if (p.max_total_q < 1) return reason("max_total_q", p.max_total_q, stated);
+  if (p.role != Role::kDense && p.max_tiles < 1) return reason("max_tiles", p.max_tiles, stated);
+  if (int64_t{p.max_total_q} * p.query_heads > INT32_MAX)
+    return reason("max_total_q", p.max_total_q, "at most 2147483647 rows and heads in a call");
+  const int64_t pooled = int64_t{p.max_q_len} * p.query_heads / sets_per_tile(p);
+  if (selects(p.role) && pooled > kMaxPooledRows)
+    return reason("query_heads", p.query_heads, "at most 512 rows and heads pooled into a set");
+  const DecodeCall call = make_call(p);
+  const int64_t row_chunks = blocks_of(int64_t{p.max_q_len} * group_size(p), 16);
+  if (int64_t{p.batch} * p.query_heads * row_chunks * std::max(call.dense_splits, call.sparse_splits) >
+      INT32_MAX)
+    return reason("batch", p.batch, "at most 2147483647 units of 1024 keys in a call");
+  return "";
+}
+
+bool available() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major == 9;
+}
+
+size_t workspace_bytes(const AttentionParams& params, int) {
+  if (params.batch == 0) return 0;
+  DecodeCall call = make_call(params);
+  return lay_out(call, nullptr);
+}
+
+template <class T>
+void attend(const DecodeCall& call, Pass pass, cudaStream_t stream) {
+  switch (call.params.head_dim) {
+    case 64:
+      return launch_attend_pass<T, 64>(call, pass, stream);
+    case 128:
+      return launch_attend_pass<T, 128>(call, pass, stream);
+    default:
+      return launch_attend_pass<T, 256>(call, pass, stream);
+  }
+}
+
+void attend(const DecodeCall& call, Pass pass, cudaStream_t stream) {
+  if (call.params.kv_dtype == DType::kBF16) return attend<__nv_bfloat16>(call, pass, stream);
+  attend<__half>(call, pass, stream);
+}
+
+void launch_call(const AttentionParams& params, void* workspace, const AttentionContext& context) {
+  DecodeCall call = make_call(params);
+  lay_out(call, static_cast<std::byte*>(workspace));
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  launch_schedule(call, stream);
+  if (params.role == Role::kDense || params.role == Role::kLayer0) {
+    attend(call, Pass::kDense, stream);
+    if (params.role == Role::kLayer0) launch_select(call, stream);
+    launch_merge(call, false, stream);
+    return;
+  }
+  if (params.role == Role::kAnchor) {
+    attend(call, Pass::kScore, stream);
+    launch_select(call, stream);
+  }
+  attend(call, Pass::kSparse, stream);
+  launch_merge(call, true, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+const AttentionKernel cuda_sm90_kernel = {"cuda-sm90",           cuda::available,   cuda::unsupported,
+                                          cuda::workspace_bytes, cuda::launch_call, true};
+
+size_t cuda_attention_workspace_bytes(const AttentionParams& params) {
+  check_workspace_params(params);
+  const std::string reason = cuda::unsupported(params);
+  if (!reason.empty()) throw Unsupported(reason);
+  return cuda::workspace_bytes(params, 1);
+}
+
+void cuda_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes, void* stream) {
+  // What is not stated would be read from the caller's arrays, which are not the host's to read.
+  const size_t needed = cuda_attention_workspace_bytes(params);
+  check_params(params);
+  if (params.batch == 0) return;
+  if (workspace_bytes < needed)
+    throw BadArgument("workspace_bytes is " + std::to_string(workspace_bytes) + ", must be at least " +
+                      std::to_string(needed));
+  if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % cuda::kAlignment != 0)
+    throw BadArgument("workspace is at address " + std::to_string(reinterpret_cast<uintptr_t>(workspace)) +
+                      ", must be 256-byte aligned device memory");
+  AttentionContext context;
+  context.stream = stream;
+  cuda::launch_call(params, workspace, context);
+}
+
+}  // namespace kascade

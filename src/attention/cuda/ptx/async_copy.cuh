@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous copies from global to shared memory, 16 bytes a thread.
+#pragma once
+
+#include <cstdint>
+
+namespace kascade::cuda {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Copies 16 bytes past the first-level cache; with bytes = 0 nothing is read and zeros are written.
+__device__ inline void copy_async_16(uint32_t shared, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most `pending` of the thread's latest groups are unfinished.
+template <int pending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// Loads four bytes into the first-level cache and waits for nothing.
+__device__ inline void touch(const void* global) {
+  uint32_t unused;
+  asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(unused) : "l"(global));
+}
+
+}  // namespace kascade::cuda

@@ -1,0 +1,627 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests of the CUDA kernels against the reference: kascade_cuda_test --suite all|sanitize|host [--filter
+// TEXT]. host needs no GPU; sanitize runs every instantiation once at small shapes, for compute-sanitizer.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/c_api.h"
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/cuda_attention.h"
+#include "attention/cuda/test/device_case.h"
+#include "attention/params.h"
+
+namespace kascade::cuda_test {
+namespace {
+
+int failures = 0;
+std::string current;
+
+void fail(const std::string& message) {
+  if (++failures <= 40) std::printf("FAIL %s: %s\n", current.c_str(), message.c_str());
+}
+
+template <class... Args>
+std::string text(const char* format, Args... args) {
+  char line[400];
+  std::snprintf(line, sizeof line, format, args...);
+  return line;
+}
+
+#define EXPECT(condition, ...)                 \
+  do {                                         \
+    if (!(condition)) fail(text(__VA_ARGS__)); \
+  } while (false)
+
+// Half a unit in the last place, relative.
+double rounding(DType dtype) {
+  return dtype == DType::kF32 ? 0x1p-24 : dtype == DType::kBF16 ? 0x1p-9 : 0x1p-12;
+}
+
+struct Worst {
+  double out = 0;   // error over the bound
+  double cut = 0;   // relative distance from the cut of a key on the wrong side
+  double mass = 1;  // captured over exact
+};
+
+/// Output and lse against exact arithmetic on the same sets. A probability is rounded to the type of V before
+/// it meets V (u relative, each), so an output is off by at most u * sum(p |v|); twice that is allowed, plus
+/// the output's rounding. fp32 exponentials and sums add a few 2^-20.
+void compare_outputs(const Case& c, const HostData& data, const Outcome& exact, const Outcome& got,
+                     const Outcome* given, Worst& worst) {
+  HostData magnitudes = data;
+  for (uint16_t& v : magnitudes.v) v &= 0x7FFF;
+  Case plain = c;
+  if (c.role == Role::kLayer0) plain.role = Role::kDense;
+  if (c.role == Role::kAnchor) plain.role = Role::kReuse;
+  const Outcome bound = run_reference(plain, magnitudes, given);
+  const double u = rounding(c.dtype);
+  for (size_t i = 0; i < exact.out.size(); ++i) {
+    const double allowed =
+        2 * (u + 0x1p-18) * bound.out[i] + 2 * rounding(c.out_dtype) * std::fabs(exact.out[i]) + 1e-6;
+    const double error = std::fabs(double{exact.out[i]} - got.out[i]);
+    if (!(error <= allowed)) {
+      fail(text("out[%zu] is %g, exact %g, allowed error %g", i, double{got.out[i]}, double{exact.out[i]},
+                allowed));
+      return;
+    }
+    worst.out = std::max(worst.out, error / allowed);
+  }
+  for (size_t i = 0; i < exact.lse.size(); ++i) {
+    const bool same = exact.lse[i] == got.lse[i];
+    const double allowed = 2e-5 * (1 + std::fabs(exact.lse[i]));
+    if (!same && !(std::fabs(exact.lse[i] - got.lse[i]) <= allowed)) {
+      fail(text("lse[%zu] is %g, exact %g", i, double{got.lse[i]}, double{exact.lse[i]}));
+      return;
+    }
+  }
+}
+
+/// Sets: counts as the reference's, ascending, in range, -1 up to capacity; every difference from the exact
+/// set is a key whose weight is within 1e-2 of the cut (scores are kept in 16 bits between passes); captured
+/// mass.
+void compare_sets(const Case& c, const HostData& data, const Outcome& exact, const Outcome& got,
+                  Worst& worst) {
+  const int64_t sets = sets_of(c);
+  for (size_t b = 0; b < c.q_lens.size(); ++b)
+    for (int64_t tile = data.tile_offsets[b]; tile < data.tile_offsets[b + 1]; ++tile)
+      for (int64_t s = 0; s < sets; ++s) {
+        const auto at = static_cast<size_t>(tile * sets + s);
+        const int32_t count = got.counts[at];
+        if (count != exact.counts[at]) {
+          fail(text("count of tile %d set %d is %d, exact %d", int(tile), int(s), count, exact.counts[at]));
+          return;
+        }
+        const int32_t* members = got.positions.data() + at * static_cast<size_t>(got.capacity);
+        const int32_t* best = exact.positions.data() + at * static_cast<size_t>(exact.capacity);
+        for (int32_t m = 0; m < got.capacity; ++m) {
+          const bool fine = m >= count ? members[m] == -1
+                                       : members[m] >= 0 && members[m] < c.kv_lens[b] &&
+                                             (m == 0 || members[m] > members[m - 1]);
+          if (!fine) {
+            fail(text("position %d of tile %d set %d (%d members) is %d", m, int(tile), int(s), count,
+                      members[m]));
+            return;
+          }
+        }
+        if (count == 0) continue;
+        const float* weights = exact.pooled.data() + at * static_cast<size_t>(exact.pooled_stride);
+        std::vector<uint8_t> in_best(static_cast<size_t>(c.kv_lens[b])), in_got(in_best);
+        double best_mass = 0, got_mass = 0;
+        for (int32_t m = 0; m < count; ++m) {
+          in_best[static_cast<size_t>(best[m])] = 1;
+          in_got[static_cast<size_t>(members[m])] = 1;
+          best_mass += weights[best[m]];
+          got_mass += weights[members[m]];
+        }
+        double lost = 0, gained = INFINITY;
+        for (int32_t j = 0; j < c.kv_lens[b]; ++j) {
+          if (in_best[static_cast<size_t>(j)] && !in_got[static_cast<size_t>(j)])
+            lost = std::max<double>(lost, weights[j]);
+          if (!in_best[static_cast<size_t>(j)] && in_got[static_cast<size_t>(j)])
+            gained = std::min<double>(gained, weights[j]);
+        }
+        if (lost > 0) {
+          const double apart = (lost - gained) / lost;
+          worst.cut = std::max(worst.cut, apart);
+          EXPECT(apart <= 1e-2, "tile %d set %d: a key of weight %g was left out for one of %g", int(tile),
+                 int(s), lost, gained);
+        }
+        if (best_mass > 0) {
+          worst.mass = std::min(worst.mass, got_mass / best_mass);
+          EXPECT(got_mass >= 0.9999 * best_mass, "tile %d set %d captures %.6f of the exact set's mass",
+                 int(tile), int(s), got_mass / best_mass);
+        }
+      }
+}
+
+/// Pooled weights to 1e-3 (0.7e-3 from the 16-bit scores, the rest fp32), own mass likewise.
+void compare_by_products(const Case& c, const HostData& data, const Outcome& exact, const Outcome& got) {
+  if (got.pooled.empty()) return;
+  const int64_t sets = sets_of(c);
+  for (size_t b = 0; b < c.q_lens.size(); ++b)
+    for (int64_t tile = data.tile_offsets[b]; tile < data.tile_offsets[b + 1]; ++tile)
+      for (int64_t s = 0; s < sets; ++s) {
+        const auto at = static_cast<size_t>(tile * sets + s);
+        if (exact.counts[at] == 0) continue;
+        EXPECT(std::fabs(exact.own_mass[at] - got.own_mass[at]) <= 1e-3 * exact.own_mass[at] + 1e-7,
+               "own mass is %g, exact %g", double{got.own_mass[at]}, double{exact.own_mass[at]});
+        const int64_t own = c.budget.own_tile == OwnTile::kOnTop
+                                ? c.q_lens[b]
+                                : c.q_lens[b] - 1 - (tile - data.tile_offsets[b]);
+        for (int64_t j = 0; j < c.kv_lens[b] - own; ++j) {
+          const double w =
+              exact.pooled[at * static_cast<size_t>(exact.pooled_stride) + static_cast<size_t>(j)];
+          const double x = got.pooled[at * static_cast<size_t>(got.pooled_stride) + static_cast<size_t>(j)];
+          if (!(std::fabs(w - x) <= 1e-3 * w + 1e-30)) {
+            fail(text("pooled weight of key %d is %g, exact %g", int(j), x, w));
+            return;
+          }
+        }
+      }
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+bool same(const Outcome& a, const Outcome& b) {
+  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && a.counts == b.counts &&
+         (a.capacity != b.capacity || a.positions == b.positions);
+}
+
+void report(const Worst& worst, const Case& c) {
+  std::printf("  %-34s output error %.2f of the bound", c.name.c_str(), worst.out);
+  if (selects(c.role)) std::printf("; captured mass %.7f, cut apart by %.1e", worst.mass, worst.cut);
+  std::printf("\n");
+}
+
+/// One case on one placement, checked in full; returns the result.
+Outcome run_case(const Case& c, const Placement& placement) {
+  current = c.name;
+  Worst worst;
+  Outcome got;
+  try {
+    const HostData data = make_data(c);
+    Outcome given;
+    if (c.role == Role::kReuse) {
+      Case anchor = c;
+      anchor.role = Role::kAnchor;
+      anchor.seed = c.seed + 1;
+      given = run_reference(anchor, make_data(anchor));
+    }
+    DeviceRun run(c, data, placement, c.role == Role::kReuse ? &given : nullptr);
+    run.launch();
+    got = run.results();
+    EXPECT(got.status == 0, "status is %u", got.status);
+    run.launch();
+    EXPECT(same(got, run.results()), "a second run differs");
+    if (selects(c.role)) {
+      const Outcome exact = run_reference(c, data);
+      compare_sets(c, data, exact, got, worst);
+      compare_by_products(c, data, exact, got);
+    }
+    if (c.role == Role::kDense || c.role == Role::kLayer0) {
+      Case dense = c;
+      dense.role = Role::kDense;
+      compare_outputs(c, data, run_reference(dense, data), got, nullptr, worst);
+    } else {
+      const Outcome& sets = c.role == Role::kReuse ? given : got;
+      Case reuse = c;
+      reuse.role = Role::kReuse;
+      if (c.role == Role::kAnchor) reuse.head_map.clear();
+      Case bounds = c;
+      if (c.role == Role::kAnchor) bounds.head_map.clear();
+      compare_outputs(bounds, data, run_reference(reuse, data, &sets), got, &sets, worst);
+    }
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  report(worst, c);
+  return got;
+}
+
+Budget paper() { return paper_budget(); }
+
+void test_roles_and_shapes() {
+  struct Heads {
+    int32_t h, g, d;
+  };
+  int n = 0;
+  for (const Role role : {Role::kDense, Role::kLayer0, Role::kAnchor, Role::kReuse})
+    for (const Heads heads : {Heads{4, 1, 128}, Heads{8, 2, 64}, Heads{12, 2, 128}, Heads{5, 1, 64},
+                              Heads{7, 1, 128}, Heads{3, 3, 64}, Heads{16, 1, 128}, Heads{4, 2, 256}}) {
+      Case c;
+      c.role = role;
+      c.dtype = n % 2 == 0 ? DType::kBF16 : DType::kF16;
+      c.out_dtype = n % 3 == 0 ? DType::kF32 : c.dtype;
+      c.query_heads = heads.h;
+      c.kv_heads = heads.g;
+      c.head_dim = heads.d;
+      c.q_lens = {1, 1, 2};
+      c.kv_lens = {2500, 517, 1300};
+      c.seed = 100 + static_cast<uint64_t>(n);
+      if (role == Role::kReuse && heads.g > 1) c.head_map.assign(static_cast<size_t>(heads.g), heads.g - 1);
+      c.name =
+          text("role %d, heads %d/%d, d %d, %s", int(role), heads.h, heads.g, heads.d, dtype_name(c.dtype));
+      Placement placement;
+      placement.paged = n % 3 != 0;
+      placement.page_size = n % 3 == 1 ? 16 : 7;
+      placement.head_major = n % 2 == 1;
+      placement.slack = n % 5;
+      run_case(c, placement);
+      ++n;
+    }
+}
+
+void test_lengths() {
+  for (const Role role : {Role::kDense, Role::kLayer0, Role::kAnchor, Role::kReuse})
+    for (const int rows : {1, 3, 8}) {
+      Case c;
+      c.role = role;
+      c.query_heads = 4;
+      c.kv_heads = 2;
+      c.dtype = rows == 3 ? DType::kF16 : DType::kBF16;
+      for (const int length : {0,   1,   2,   7,   8,   9,   15,  16,  17,  127,  128,  129,  136,  137,
+                               255, 256, 257, 264, 511, 512, 513, 520, 521, 1023, 1024, 1025, 2047, 2049}) {
+        c.q_lens.push_back(rows);
+        c.kv_lens.push_back(length);
+      }
+      c.q_lens.push_back(0);
+      c.kv_lens.push_back(300);
+      c.by_products = true;
+      c.name = text("lengths, role %d, %d rows", int(role), rows);
+      for (const int size : {0, 1, 16}) {
+        Placement placement;
+        placement.paged = size != 0;
+        placement.page_size = std::max(size, 1);
+        run_case(c, placement);
+      }
+    }
+}
+
+void test_budgets_and_owners() {
+  int n = 0;
+  for (const Role role : {Role::kLayer0, Role::kAnchor, Role::kReuse})
+    for (const SetOwner owner : {SetOwner::kKvHead, SetOwner::kAllHeads, SetOwner::kQueryHead})
+      for (int kind = 0; kind < 5; ++kind) {
+        Case c;
+        c.role = role;
+        c.set_owner = owner;
+        c.query_heads = 6;
+        c.kv_heads = 2;
+        c.head_dim = 64;
+        c.q_lens = {2, 1, 5};
+        c.kv_lens = {1900, 3, 700};
+        c.budget = kind == 0   ? default_budget(2000)
+                   : kind == 1 ? paper()
+                   : kind == 2 ? kernel_decode_budget()
+                   : kind == 3 ? Budget{.percent_hundredths = 500,
+                                        .floor = 64,
+                                        .sinks = 5,
+                                        .recent = 40,
+                                        .forced_charged = true}
+                               : Budget{.percent_hundredths = 10000, .floor = 0};
+        if (kind == 3) c.budget_lens = {4000, 100, 650};
+        if (role == Role::kLayer0 && kind % 2 == 0) c.needed = {0, 1};
+        if (role == Role::kReuse) c.head_map = {1, 1};
+        c.by_products = kind != 4;
+        c.seed = 300 + static_cast<uint64_t>(n++);
+        c.name = text("budget %d, owner %d, role %d", kind, int(owner), int(role));
+        run_case(c, Placement{.paged = n % 2 == 0});
+      }
+}
+
+void test_values() {
+  for (const Values values : {Values::kEqualScores, Values::kRamp, Values::kOneHuge, Values::kMassTies})
+    for (const Role role : {Role::kLayer0, Role::kAnchor}) {
+      Case c;
+      c.role = role;
+      c.values = values;
+      c.q_lens = {1, 4};
+      c.kv_lens = {9000, 3000};
+      c.name = text("values %d, role %d", int(values), int(role));
+      run_case(c, Placement{});
+    }
+  Case c;
+  c.role = Role::kAnchor;
+  c.peak = 12;
+  c.q_lens = {1};
+  c.kv_lens = {20000};
+  c.name = "peaked softmax";
+  run_case(c, Placement{});
+}
+
+void test_long() {
+  for (const Role role : {Role::kAnchor, Role::kLayer0}) {
+    Case c;
+    c.role = role;
+    c.query_heads = 4;
+    c.kv_heads = 1;
+    c.head_dim = 64;
+    c.q_lens = {1};
+    c.kv_lens = {131072 + 77};
+    c.name = text("128K, role %d", int(role));
+    run_case(c, Placement{.paged = true, .page_size = 64});
+  }
+  Case c;
+  c.role = Role::kAnchor;
+  c.query_heads = 1;
+  c.kv_heads = 1;
+  c.head_dim = 64;
+  c.q_lens = {1};
+  c.kv_lens = {1000003};
+  c.name = "1M keys";
+  run_case(c, Placement{});
+}
+
+void test_far_pages() {
+  // 3 GB of K: element offsets pass 2^31 only with two-byte elements past 4 GB.
+  Case c;
+  c.role = Role::kAnchor;
+  c.q_lens = {1, 2};
+  c.kv_lens = {900, 2000};
+  c.name = "strides past 2^31";
+  run_case(c, Placement{.paged = true, .page_size = 16, .spare_pages = int64_t{1} << 20});
+}
+
+void test_batch_invariance() {
+  current = "batch invariance";
+  for (const Role role : {Role::kDense, Role::kLayer0, Role::kAnchor}) {
+    Case c;
+    c.role = role;
+    c.q_lens = {1, 3, 1, 2};
+    c.kv_lens = {5000, 777, 2048, 1500};
+    c.name = text("batch, role %d", int(role));
+    const Outcome all = run_case(c, Placement{.slack = 5});
+    size_t row = 0;
+    const auto width = static_cast<size_t>(c.query_heads * c.head_dim);
+    for (size_t b = 0; b < c.q_lens.size(); ++b) {
+      Case one = c;
+      one.q_lens = {c.q_lens[b]};
+      one.kv_lens = {c.kv_lens[b]};
+      one.name += text(", sequence %d alone", int(b));
+      const Outcome alone = run_case(one, Placement{.paged = true, .page_size = 5, .seed = 99});
+      const std::vector<float> part(
+          all.out.begin() + static_cast<int64_t>(row * width),
+          all.out.begin() + static_cast<int64_t>((row + static_cast<size_t>(c.q_lens[b])) * width));
+      EXPECT(same_bits(part, alone.out), "sequence %d differs alone and in pages", int(b));
+      row += static_cast<size_t>(c.q_lens[b]);
+    }
+  }
+}
+
+void test_large_batch() {
+  Case c;
+  c.query_heads = 2;
+  c.kv_heads = 1;
+  c.role = Role::kAnchor;
+  Random random(5);
+  for (int b = 0; b < 65600; ++b) {
+    c.q_lens.push_back(b % 7 == 0 ? 0 : 1);
+    c.kv_lens.push_back(static_cast<int32_t>(random.in(0, 6)));
+  }
+  c.name = "batch of 65600";
+  run_case(c, Placement{});
+  for (const int batch : {0, 1, 3}) {
+    Case small;
+    small.q_lens.assign(static_cast<size_t>(batch), 1);
+    small.kv_lens.assign(static_cast<size_t>(batch), 200);
+    small.name = text("batch of %d", batch);
+    run_case(small, Placement{});
+  }
+}
+
+void test_graph_and_clamping() {
+  current = "graph";
+  Case longest;
+  longest.role = Role::kAnchor;
+  longest.q_lens = {1, 1};
+  longest.kv_lens = {6000, 6000};
+  Case shorter = longest;
+  shorter.kv_lens = {1000, 0};
+  try {
+    const HostData data = make_data(longest);
+    DeviceRun run(longest, data, Placement{.paged = true});
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cuda::check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate", "test");
+    cuda::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture",
+                     "test");
+    run.launch(stream);
+    cuda::check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture", "test");
+    cuda::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate", "test");
+    const auto replay = [&](const std::vector<int32_t>& lengths) {
+      cuda::check_cuda(cudaMemcpy(const_cast<int32_t*>(run.params().seq_lens_kv), lengths.data(), 8,
+                                  cudaMemcpyHostToDevice),
+                       "cudaMemcpy", "test");
+      cuda::check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch", "test");
+      return run.results();
+    };
+    const Outcome first = replay({6000, 6000});
+    DeviceRun plain(longest, data, Placement{.paged = true, .seed = 3});
+    plain.launch();
+    EXPECT(same(first, plain.results()), "a replay differs from a plain call");
+    const Outcome cut = replay({1000, 0});
+    EXPECT(cut.status == 0, "status is %u", cut.status);
+    EXPECT(cut.counts[0] == 128 + 128 && cut.counts[2] == 0, "counts after a shorter replay are %d, %d",
+           cut.counts[0], cut.counts[2]);
+    for (size_t i = cut.out.size() / 2; i < cut.out.size(); ++i)
+      if (cut.out[i] != 0) {
+        fail("a sequence without keys is not zero");
+        break;
+      }
+    const Outcome clamped = replay({1000000, 6000});
+    EXPECT(clamped.status == kStatusKvClamped, "status of a too long sequence is %u", clamped.status);
+    EXPECT(same_bits(clamped.out, first.out), "a clamped sequence differs from one at the maximum");
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+void test_reuse_of_own_sets() {
+  current = "reuse of an anchor's own sets";
+  Case c;
+  c.role = Role::kAnchor;
+  c.q_lens = {1, 2};
+  c.kv_lens = {4000, 900};
+  try {
+    const HostData data = make_data(c);
+    DeviceRun anchor(c, data, Placement{});
+    anchor.launch();
+    const Outcome sets = anchor.results();
+    Case reuse = c;
+    reuse.role = Role::kReuse;
+    DeviceRun again(reuse, data, Placement{.paged = true}, &sets);
+    again.launch();
+    EXPECT(same_bits(sets.out, again.results().out), "output differs from the anchor's");
+    // Members that a caller made up are not followed.
+    Outcome wild = sets;
+    for (size_t i = 0; i < wild.positions.size(); i += 3) wild.positions[i] = i % 2 == 0 ? INT32_MAX : -5;
+    for (int32_t& count : wild.counts) count = INT32_MAX;
+    DeviceRun hostile(reuse, data, Placement{}, &wild);
+    hostile.launch();
+    for (const float x : hostile.results().out)
+      if (!std::isfinite(x)) {
+        fail("made-up members reached the output");
+        break;
+      }
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+template <class E>
+void expect_error(const char* what, const std::function<void(AttentionParams&)>& change, const char* part) {
+  AttentionParams p;
+  p.tile_rule = TileRule::kStep;
+  p.batch = 1;
+  p.query_heads = 4;
+  p.kv_heads = 2;
+  p.head_dim = 64;
+  p.q_dtype = p.kv_dtype = p.out_dtype = DType::kBF16;
+  p.max_q_len = p.max_total_q = p.max_tiles = 1;
+  p.max_kv_len = 100;
+  change(p);
+  try {
+    cuda_attention_workspace_bytes(p);
+    fail(text("%s: no error", what));
+  } catch (const E& error) {
+    EXPECT(std::strstr(error.what(), part) != nullptr, "%s: the message lacks '%s': %s", what, part,
+           error.what());
+  } catch (const std::exception& error) {
+    fail(text("%s: another error: %s", what, error.what()));
+  }
+}
+
+void test_refusals() {
+  current = "refusals";
+  expect_error<Unsupported>(
+      "head_dim", [](AttentionParams& p) { p.head_dim = 96; }, "head_dim is 96; supported: 64, 128, 256");
+  expect_error<Unsupported>(
+      "tile rule", [](AttentionParams& p) { p.tile_rule = TileRule::kAligned; }, "tile_rule");
+  expect_error<Unsupported>(
+      "kv_dtype", [](AttentionParams& p) { p.q_dtype = p.kv_dtype = DType::kF32; }, "kv_dtype is f32");
+  expect_error<Unsupported>(
+      "q_dtype", [](AttentionParams& p) { p.q_dtype = DType::kF16; }, "q_dtype is f16");
+  expect_error<Unsupported>(
+      "rows", [](AttentionParams& p) { p.max_q_len = 9; }, "max_q_len is 9; supported: 1..8");
+  expect_error<Unsupported>(
+      "keys",
+      [](AttentionParams& p) {
+        p.max_kv_len = 0;
+        p.seq_lens_kv = reinterpret_cast<int32_t*>(16);
+      },
+      "max_kv_len");
+  expect_error<Unsupported>(
+      "selection keys", [](AttentionParams& p) { p.selection_k = &p; }, "selection_k");
+  expect_error<BadArgument>(
+      "group", [](AttentionParams& p) { p.query_heads = 34; }, "query_heads");
+  kascade_decode_params c = {};
+  c.head_dim = 7;
+  size_t bytes = 0;
+  EXPECT(kascade_cuda_decode_workspace(&c, &bytes) == KASCADE_BAD_ARGUMENT,
+         "the C interface takes a bad shape");
+  EXPECT(std::strlen(kascade_cuda_last_error()) > 0, "the C interface has no message");
+  EXPECT(kascade_cuda_decode_workspace(nullptr, &bytes) == KASCADE_BAD_ARGUMENT,
+         "the C interface takes null");
+}
+
+/// Every instantiation once: types, head dimensions, one and two row tiles, all roles.
+void test_instantiations() {
+  for (const Role role : {Role::kLayer0, Role::kAnchor})
+    for (const DType dtype : {DType::kBF16, DType::kF16})
+      for (const int32_t d : {64, 128, 256})
+        for (const int rows : {1, 5}) {
+          Case c;
+          c.role = role;
+          c.dtype = dtype;
+          c.head_dim = d;
+          c.query_heads = 4;
+          c.kv_heads = 1;
+          c.q_lens = {rows, 1};
+          c.kv_lens = {600, 150};
+          c.name = text("role %d, %s, d %d, %d rows", int(role), dtype_name(dtype), d, rows);
+          run_case(c, Placement{.paged = rows == 5});
+        }
+}
+
+int run(int argc, char** argv) {
+  std::string suite = "all", filter;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--suite") == 0) suite = argv[i + 1];
+    if (std::strcmp(argv[i], "--filter") == 0) filter = argv[i + 1];
+  }
+  struct Test {
+    const char* name;
+    void (*run)();
+    const char* suites;
+  };
+  const Test tests[] = {{"refusals", test_refusals, "host all sanitize"},
+                        {"instantiations", test_instantiations, "all sanitize"},
+                        {"roles and shapes", test_roles_and_shapes, "all"},
+                        {"lengths", test_lengths, "all"},
+                        {"budgets and owners", test_budgets_and_owners, "all"},
+                        {"values", test_values, "all"},
+                        {"long", test_long, "all"},
+                        {"far pages", test_far_pages, "all"},
+                        {"batch invariance", test_batch_invariance, "all"},
+                        {"large batch", test_large_batch, "all"},
+                        {"graph and clamping", test_graph_and_clamping, "all sanitize"},
+                        {"reuse of own sets", test_reuse_of_own_sets, "all sanitize"}};
+  if (suite != "host" && !cuda_sm90_kernel.available()) {
+    std::printf("no CUDA device of compute capability 9.0\n");
+    return 77;
+  }
+  int ran = 0;
+  for (const Test& test : tests) {
+    if (std::strstr(test.suites, suite.c_str()) == nullptr ||
+        std::strstr(test.name, filter.c_str()) == nullptr)
+      continue;
+    const auto start = std::chrono::steady_clock::now();
+    const int before = failures;
+    std::printf("== %s\n", test.name);
+    test.run();
+    ++ran;
+    std::printf("== %s: %s, %.1f s\n", test.name, failures == before ? "passed" : "FAILED",
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    std::fflush(stdout);
+  }
+  std::printf("%d tests, %d failures\n", ran, failures);
+  return failures == 0 && ran > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace kascade::cuda_test
+
+int main(int argc, char** argv) { return kascade::cuda_test::run(argc, argv); }
