@@ -15,8 +15,11 @@ compile() {
   object=$build/$(echo "$source" | tr / _).o
   if [ ! -f "$object" ] || [ -n "$(find src include -newer "$object" \( -name '*.cu*' -o -name '*.h' \) | head -1)" ] ||
      [ "$source" -nt "$object" ]; then
-    nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo -Xcompiler -fPIC \
-      -DFMT_HEADER_ONLY '-DFMT_CONSTEVAL=' ${FMT_INCLUDE:+-I$FMT_INCLUDE} -Iinclude -Isrc -c "$source" -o "$object"
+    case $source in
+      *.cc) ${CXX:-g++} -std=c++20 -O3 -fPIC -DFMT_HEADER_ONLY ${FMT_INCLUDE:+-I$FMT_INCLUDE} -Iinclude -Isrc -c "$source" -o "$object" ;;
+      *) nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo -Xcompiler -fPIC \
+        -Iinclude -Isrc -c "$source" -o "$object" ;;
+    esac
   fi
 }
 export -f compile
