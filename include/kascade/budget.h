@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Budgets: how many keys a tile selects. Data, not code; 64-bit integer arithmetic, so every backend agrees. The same
-// functions run on the host and, from CUDA, on the device.
+// Budgets: how many keys a tile selects. Data, not code; 64-bit integer arithmetic, so every backend agrees.
+// The same functions run on the host and, from CUDA, on the device.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ enum class OwnTile : uint8_t {
   kCandidate,  // own keys are candidates like any other; nothing is forced (one-row tiles only)
 };
 
-/// A budget rule. x is the number of keys before the tile (`aligned`: the tile's start) or before the step; L is the
-/// sequence's budget length (budget_lens, by default all keys present).
+/// A budget rule. x is the number of keys before the tile (`aligned`: the tile's start) or before the step; L
+/// is the sequence's budget length (budget_lens, by default all keys present).
 struct Budget {
   int32_t percent_hundredths = 1000;  // 0..10000; 0 = the floor alone decides
   bool round_up = false;              // percent * length / 10000: ceil instead of floor
@@ -31,8 +31,8 @@ struct Budget {
   int32_t recent = 0;                 // the last keys before the tile are always members
   bool forced_charged = false;        // sinks and recent are counted within the budget instead of on top
   OwnTile own_tile = OwnTile::kOnTop;
-  int32_t tile = 32;                  // T the budget was made for: what kCharged takes off, in decode too
-  bool rolling = true;                // the percentage is of x (start of the tile), not of L
+  int32_t tile = 32;    // T the budget was made for: what kCharged takes off, in decode too
+  bool rolling = true;  // the percentage is of x (start of the tile), not of L
   // A rolling budget falls back to the fixed one in calls (sequences) with at most this many query rows.
   int32_t rolling_min_rows = 0;
   // A rolling count never exceeds the fixed count of the whole length (`paper`).
@@ -41,15 +41,17 @@ struct Budget {
   friend bool operator==(const Budget&, const Budget&) = default;
 };
 
-/// Members of a tile's set: the forced keys [0, sinks) and [recent_begin, candidates), and the `ranked` heaviest keys of
-/// the candidates between them.
+/// Members of a tile's set: the forced keys [0, sinks) and [recent_begin, candidates), and the `ranked`
+/// heaviest keys of the candidates between them.
 struct SetBudget {
   int64_t candidates = 0;    // keys [0, candidates) may be members
   int64_t sinks = 0;         // forced: [0, sinks)
   int64_t recent_begin = 0;  // forced: [recent_begin, candidates); recent_begin >= sinks
   int64_t ranked = 0;        // taken by weight from [sinks, recent_begin), never more than there are
 
-  KASCADE_HOST_DEVICE constexpr int64_t members() const { return sinks + ranked + (candidates - recent_begin); }
+  KASCADE_HOST_DEVICE constexpr int64_t members() const {
+    return sinks + ranked + (candidates - recent_begin);
+  }
   KASCADE_HOST_DEVICE constexpr bool covers_all() const { return members() == candidates; }
 };
 
@@ -65,15 +67,16 @@ KASCADE_HOST_DEVICE constexpr int64_t count_of(const Budget& budget, int64_t len
 }
 }  // namespace budget_detail
 
-/// The budget of one tile (method.md section 7). `candidates` = x for kOnTop and kCharged prefill tiles; for a row whose
-/// own key is a candidate (kCandidate, and every row of a `step` call whose budget is not kOnTop) its position + 1.
-/// x = rolling length; length = L; query_rows, which rolling_min_rows compares with, is L in an `aligned` call ("this call"
-/// is the whole prompt, never a chunk of it) and 1 in a `step` call.
+/// The budget of one tile (method.md section 7). `candidates` = x for kOnTop and kCharged prefill tiles; for
+/// a row whose own key is a candidate (kCandidate, and every row of a `step` call whose budget is not kOnTop)
+/// its position + 1. x = rolling length; length = L; query_rows, which rolling_min_rows compares with, is L
+/// in an `aligned` call ("this call" is the whole prompt, never a chunk of it) and 1 in a `step` call.
 KASCADE_HOST_DEVICE constexpr SetBudget evaluate_budget(const Budget& budget, int64_t candidates, int64_t x,
                                                         int64_t length, int64_t query_rows) {
   namespace d = budget_detail;
   const int64_t charged = budget.own_tile == OwnTile::kCharged && budget.tile > 1 ? budget.tile : 0;
-  // The fixed count is capped by the length before the own tile is charged (`paper`: min(k0, L) - T, at least one).
+  // The fixed count is capped by the length before the own tile is charged (`paper`: min(k0, L) - T, at least
+  // one).
   const int64_t fixed = d::max64(d::min64(d::count_of(budget, length), length) - charged, 1);
   int64_t count = fixed;
   if (budget.rolling && query_rows > budget.rolling_min_rows) {
@@ -92,10 +95,10 @@ KASCADE_HOST_DEVICE constexpr SetBudget evaluate_budget(const Budget& budget, in
 /// Named presets (method.md section 7, architecture.md section 4.1).
 enum class BudgetPreset : uint8_t { kDefault, kPaper, kKernel };
 
-/// `default`: the last 128 keys before the tile always, ceil(percent * x) >= 128 of the others, own tile on top.
-/// `paper`: the authors' accuracy runs. k0 - T, own tile charged; rolling optional, only past 128 query rows.
-/// `kernel`: the authors' timing runs. Rounded up to 128, own tile on top; decode forces nothing: `step` rows of this
-/// preset use kernel_decode_budget.
+/// `default`: the last 128 keys before the tile always, ceil(percent * x) >= 128 of the others, own tile on
+/// top. `paper`: the authors' accuracy runs. k0 - T, own tile charged; rolling optional, only past 128 query
+/// rows. `kernel`: the authors' timing runs. Rounded up to 128, own tile on top; decode forces nothing:
+/// `step` rows of this preset use kernel_decode_budget.
 constexpr Budget default_budget(int32_t percent_hundredths = 1000) {
   return Budget{.percent_hundredths = percent_hundredths, .round_up = true, .recent = 128};
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chat templates: a bounded subset of Jinja, enough for the templates of llama, mistral, qwen and SmolLM models.
+// Chat templates: a bounded subset of Jinja, enough for the templates of llama, mistral, qwen and SmolLM
+// models.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,10 @@ class ChatTemplate {
   static std::unique_ptr<const ChatTemplate> parse(const std::string& source);
   virtual ~ChatTemplate() = default;
 
-  /// The template sees messages, add_generation_prompt, bos_token and eos_token; tools and documents are none, as where
-  /// such templates come from. strftime_now gives the local time. Throws BadFile when the template fails, calls
-  /// raise_exception or passes a limit, Unsupported when it reaches a filter, test or method outside the subset.
+  /// The template sees messages, add_generation_prompt, bos_token and eos_token; tools and documents are
+  /// none, as where such templates come from. strftime_now gives the local time. Throws BadFile when the
+  /// template fails, calls raise_exception or passes a limit, Unsupported when it reaches a filter, test or
+  /// method outside the subset.
   virtual std::string render(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
                              const std::string& bos_token, const std::string& eos_token,
                              const ChatTemplateLimits& limits = {}) const = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception hierarchy. The library reports every failure by throwing one of these; it never prints or exits.
+// The one exception hierarchy. The library reports every failure by throwing one of these; it never prints or
+// exits.
 #pragma once
 
 #include <stdexcept>
@@ -38,7 +39,8 @@ struct BadFile : Error {
   explicit BadFile(const std::string& message) : Error(ErrorKind::kBadFile, message) {}
 };
 
-/// Well formed, but outside what is supported. The message names the parameter, its value and what is supported.
+/// Well formed, but outside what is supported. The message names the parameter, its value and what is
+/// supported.
 struct Unsupported : Error {
   explicit Unsupported(const std::string& message) : Error(ErrorKind::kUnsupported, message) {}
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoder model as data: configuration, weights as stored in the file (memory-mapped), tokenizer, chat template.
+// A decoder model as data: configuration, weights as stored in the file (memory-mapped), tokenizer, chat
+// template.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,9 @@
 
 namespace kascade {
 
-/// Rotary embedding: which elements of a head form a pair. GGUF "llama"/"mistral" files store q and k rows permuted so
-/// that pairs are adjacent; safetensors and GGUF qwen files pair element i with i + rotary_dim / 2.
+/// Rotary embedding: which elements of a head form a pair. GGUF "llama"/"mistral" files store q and k rows
+/// permuted so that pairs are adjacent; safetensors and GGUF qwen files pair element i with i + rotary_dim
+/// / 2.
 enum class RopeLayout : uint8_t { kAdjacent, kHalves };
 
 /// Llama-3 rope scaling (factor 1 = none), linear scaling, or none.
@@ -42,9 +44,10 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeLayout rope_layout = RopeLayout::kHalves;
   RopeScaling rope_scaling;
-  std::vector<float> rope_frequency_factors;  // [head_dim/2] divisors stored in GGUF "rope_freqs.weight"; else empty
-  bool qkv_bias = false;  // qwen2
-  bool qk_norm = false;   // qwen3: RMS norm of each q and k head before rotary embedding
+  std::vector<float>
+      rope_frequency_factors;  // [head_dim/2] divisors stored in GGUF "rope_freqs.weight"; else empty
+  bool qkv_bias = false;       // qwen2
+  bool qk_norm = false;        // qwen3: RMS norm of each q and k head before rotary embedding
   bool tied_embeddings = false;
 };
 
@@ -70,15 +73,17 @@ struct ModelWeights {
 /// An opened, fully checked model. Immutable after open; safe to share between threads.
 class Model {
  public:
-  /// A .gguf file, or a directory with config.json, tokenizer.json and safetensors (sharded or not). Everything is
-  /// checked here: a model that opens can run. Throws BadFile, Unsupported or IoError naming file and field.
+  /// A .gguf file, or a directory with config.json, tokenizer.json and safetensors (sharded or not).
+  /// Everything is checked here: a model that opens can run. Throws BadFile, Unsupported or IoError naming
+  /// file and field.
   static std::shared_ptr<const Model> open(const std::string& path);
   virtual ~Model();
 
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
-  /// The model's chat template source; empty when it has none. Parsed when used (template faults concern chat alone).
+  /// The model's chat template source; empty when it has none. Parsed when used (template faults concern chat
+  /// alone).
   const std::string& chat_template_source() const { return chat_template_source_; }
   const std::string& path() const { return path_; }
   ModelIdentity identity() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan: what calibration hands to inference. Which layers are anchors, and which anchor KV head each KV head of a
-// reuse layer borrows its index sets from (docs/method.md).
+// A plan: what calibration hands to inference. Which layers are anchors, and which anchor KV head each KV
+// head of a reuse layer borrows its index sets from (docs/method.md).
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,26 @@ namespace kascade {
 
 /// Shapes and fingerprint of the model a plan was made from.
 struct ModelIdentity {
-  std::string architecture;  // "llama", "mistral", "qwen2", "qwen3"; empty in an imported published map without a model
+  std::string architecture;  // "llama", "mistral", "qwen2", "qwen3"; empty in an imported published map
+                             // without a model
   int layers = 0;
   int query_heads = 0;  // 0 = unknown (an imported head map)
   int kv_heads = 0;
-  int head_dim = 0;  // 0 = unknown
+  int head_dim = 0;         // 0 = unknown
   std::string fingerprint;  // 16 hex digits over the attention norms rounded to bf16; empty when unknown
 };
 
 /// How the calibration was run.
 struct CalibrationSettings {
-  std::string method = "measured";    // "published" | "budget" | "measured" | "imported"
-  int tile = 32;                      // query tokens per tile, 1..128
-  int similarity_k = 32;              // K_cal: selected keys per set besides the own tile; 0 = the run-time budget
-  std::string aggregation = "min";    // over the tiles and steps of a prompt: "min" | "mean"
-  std::string forward = "dense";      // while collecting: "dense" | "sparse"
-  bool importance = false;            // whether the dynamic program weights layers by importance
-  int tensor_parallel = 1;            // head maps stay inside each rank's KV heads
-  int percent_hundredths = 1000;      // run-time budget that the choice and the validation used
-  std::string budget = "default";     // preset: "default" | "paper" | "kernel"
+  std::string method = "measured";  // "published" | "budget" | "measured" | "imported"
+  int tile = 32;                    // query tokens per tile, 1..128
+  int similarity_k = 32;  // K_cal: selected keys per set besides the own tile; 0 = the run-time budget
+  std::string aggregation = "min";  // over the tiles and steps of a prompt: "min" | "mean"
+  std::string forward = "dense";    // while collecting: "dense" | "sparse"
+  bool importance = false;          // whether the dynamic program weights layers by importance
+  int tensor_parallel = 1;          // head maps stay inside each rank's KV heads
+  int percent_hundredths = 1000;    // run-time budget that the choice and the validation used
+  std::string budget = "default";   // preset: "default" | "paper" | "kernel"
 };
 
 /// What a plan was calibrated on.
@@ -69,8 +70,8 @@ struct Plan {
   double objective = 0;
   std::vector<double> importance;               // [layers]; empty when unknown
   std::vector<std::vector<double>> similarity;  // [layers][layers], row = anchor; empty when unknown
-  std::vector<double> retained_mass;            // [layers]: layer similarity to its source anchor; empty when unknown
-  std::vector<PlanCandidate> candidates;        // one for every M that was tried
+  std::vector<double> retained_mass;  // [layers]: layer similarity to its source anchor; empty when unknown
+  std::vector<PlanCandidate> candidates;  // one for every M that was tried
   std::optional<PlanValidation> validation;
   std::string tool_version;
 
@@ -81,26 +82,30 @@ struct Plan {
   std::vector<uint8_t> needed_heads(int anchor) const;
 };
 
-/// Throws BadArgument naming the field, expected and actual, unless the plan is valid by itself: anchors ascending from
-/// 0 and below layers, map of the right shape with entries in [0, kv_heads), anchors mapped to themselves.
+/// Throws BadArgument naming the field, expected and actual, unless the plan is valid by itself: anchors
+/// ascending from 0 and below layers, map of the right shape with entries in [0, kv_heads), anchors mapped to
+/// themselves.
 void validate_plan(const Plan& plan);
 
-/// Throws BadArgument unless the plan fits the model: shapes always, the fingerprint unless allow_other_model.
-/// Returns a warning to show (other fingerprint or architecture, allowed) or an empty string.
+/// Throws BadArgument unless the plan fits the model: shapes always, the fingerprint unless
+/// allow_other_model. Returns a warning to show (other fingerprint or architecture, allowed) or an empty
+/// string.
 std::string check_plan_model(const Plan& plan, const ModelIdentity& model, bool allow_other_model);
 
-/// JSON, "format": "kascade-plan", "version": 1. load throws BadFile naming file and field, expected and actual.
+/// JSON, "format": "kascade-plan", "version": 1. load throws BadFile naming file and field, expected and
+/// actual.
 Plan load_plan(const std::string& path);
 Plan parse_plan(const std::string& json, const std::string& source);
 std::string plan_to_json(const Plan& plan);  // ends with a newline; the same plan gives the same bytes
 void save_plan(const Plan& plan, const std::string& path);
 
-/// A published head map: a NumPy .npy of int32 (or int64) [layers, kv_heads], C order. Anchors are given, or read from
+/// A published head map: a NumPy .npy of int32 (or int64) [layers, kv_heads], C order. Anchors are given, or
+/// read from
 /// "..._layers_0_2_8.npy" in the file's name when empty. Throws BadFile or BadArgument.
 Plan import_npy(const std::string& path, const std::vector<int>& anchors);
 
-/// An SVG of the similarity matrix with the anchors marked, beside it the quality against M when candidates are known.
-/// Throws BadArgument when the plan carries no similarity.
+/// An SVG of the similarity matrix with the anchors marked, beside it the quality against M when candidates
+/// are known. Throws BadArgument when the plan carries no similarity.
 std::string plan_svg(const Plan& plan);
 
 /// Human-readable differences of two plans, one per line; empty when they act alike and were made alike.

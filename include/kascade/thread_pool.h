@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fixed set of threads for parallel loops. Results never depend on the number of threads: callers cut work by the
-// problem's shape, never by the pool's size.
+// A fixed set of threads for parallel loops. Results never depend on the number of threads: callers cut work
+// by the problem's shape, never by the pool's size.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,19 @@ class ThreadPool {
 
   int threads() const;
 
-  /// Runs body for every index in [0, count), dynamically shared; returns when all are done. The first exception
-  /// thrown by a body is rethrown here after the others have stopped. Never allocates. One loop at a time: a call from
-  /// inside a body runs inline, as the worker that runs the body.
+  /// Runs body for every index in [0, count), dynamically shared; returns when all are done. The first
+  /// exception thrown by a body is rethrown here after the others have stopped. Never allocates. One loop at
+  /// a time: a call from inside a body runs inline, as the worker that runs the body.
   void run(int64_t count, Body body, void* context);
 
   /// The same for a callable f(int64_t index, int worker).
   template <class F>
   void parallel_for(int64_t count, F&& f) {
     run(
-        count, [](void* context, int64_t index, int worker) { (*static_cast<std::remove_reference_t<F>*>(context))(index, worker); },
+        count,
+        [](void* context, int64_t index, int worker) {
+          (*static_cast<std::remove_reference_t<F>*>(context))(index, worker);
+        },
         const_cast<void*>(static_cast<const void*>(&f)));
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formatted throwing. Usage: throw_error<BadFile>("{}: field '{}': expected {}, got {}", path, field, expected, got).
+// Formatted throwing. Usage: throw_error<BadFile>("{}: field '{}': expected {}, got {}", path, field,
+// expected, got).
 #pragma once
 
 #include <fmt/format.h>

@@ -10,7 +10,8 @@
 
 namespace kascade {
 
-/// A read-only memory map of a whole regular file. Throws IoError (cannot open) or BadFile (not a regular file, empty).
+/// A read-only memory map of a whole regular file. Throws IoError (cannot open) or BadFile (not a regular
+/// file, empty).
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -32,8 +33,9 @@ class MappedFile {
 /// The whole file, byte for byte. Throws IoError, or BadFile when it is larger than max_bytes.
 std::string read_file(const std::string& path, uint64_t max_bytes = uint64_t{1} << 32);
 
-/// Writes beside the target, flushes, renames over it; on failure (full disk included) removes what it wrote and throws
-/// IoError naming path and cause. A target that exists and is no regular file (/dev/full, a pipe) is written directly.
+/// Writes beside the target, flushes, renames over it; on failure (full disk included) removes what it wrote
+/// and throws IoError naming path and cause. A target that exists and is no regular file (/dev/full, a pipe)
+/// is written directly.
 void write_file_atomic(const std::string& path, std::string_view content);
 
 /// Throws IoError unless a file can be created at path; leaves nothing behind. Long jobs call this first.

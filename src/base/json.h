@@ -11,18 +11,22 @@ namespace kascade {
 
 using Json = nlohmann::json;
 
-/// Parses text; source names it in errors. Throws BadFile for invalid JSON, invalid UTF-8, duplicate keys or nesting
-/// deeper than max_depth (a deep tree overflows the stack when copied or destroyed, not only when parsed).
+/// Parses text; source names it in errors. Throws BadFile for invalid JSON, invalid UTF-8, duplicate keys or
+/// nesting deeper than max_depth (a deep tree overflows the stack when copied or destroyed, not only when
+/// parsed).
 Json parse_json(std::string_view text, const std::string& source, int max_depth = 64);
 
 /// read_file + parse_json.
 Json load_json(const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
 
-/// Typed field access: throws BadFile "source: field 'a.b': expected T, got U". where is the dotted path of object.
-const Json& json_field(const Json& object, std::string_view key, const std::string& source, const std::string& where);
-int64_t json_int(const Json& object, std::string_view key, int64_t min, int64_t max, const std::string& source,
-                 const std::string& where);
-double json_number(const Json& object, std::string_view key, const std::string& source, const std::string& where);
+/// Typed field access: throws BadFile "source: field 'a.b': expected T, got U". where is the dotted path of
+/// object.
+const Json& json_field(const Json& object, std::string_view key, const std::string& source,
+                       const std::string& where);
+int64_t json_int(const Json& object, std::string_view key, int64_t min, int64_t max,
+                 const std::string& source, const std::string& where);
+double json_number(const Json& object, std::string_view key, const std::string& source,
+                   const std::string& where);
 std::string json_string(const Json& object, std::string_view key, const std::string& source,
                         const std::string& where);
 

@@ -30,8 +30,8 @@ void pause_cpu() {
 #endif
 }
 
-// A decode step runs some 200 short loops back to back; sleeping between them costs about 50 us of wake-up each, so
-// workers spin for roughly that long before they sleep.
+// A decode step runs some 200 short loops back to back; sleeping between them costs about 50 us of wake-up
+// each, so workers spin for roughly that long before they sleep.
 constexpr int kSpins = 2000;
 
 // The worker that this thread is in the loop whose body it runs; -1 outside of loops.

@@ -28,8 +28,8 @@ struct CalibrationPrompts {
 };
 
 /// compares: whether candidates are compared by measurement, so that prompts must be kept out of the choice
-/// and passkeys join it. Prompts of the caller that do not fit the model's context are an error; text that the
-/// program carries is shortened to fit.
+/// and passkeys join it. Prompts of the caller that do not fit the model's context are an error; text that
+/// the program carries is shortened to fit.
 CalibrationPrompts make_calibration_prompts(const Model& model, const CalibrateOptions& options,
                                             bool compares, int64_t max_new_tokens);
 

@@ -84,14 +84,21 @@ OnePassPrompt rows_of_prompt(const CalibrationPrompt& prompt, const std::vector<
   return result;
 }
 
-// The rows before every digit of the answer.
+// Rows of a passkey that decide for themselves: the end of the prompt, where the question stands, and those
+// before every digit of the answer, which alone are scored. Retrieval is lost by the question's rows as much
+// as by the answer's; a choice that sees the latter alone finds every anchor set good.
+constexpr int64_t kQuestionRows = 48;
 OnePassPrompt rows_of_passkey(const PasskeyPrompt& passkey) {
   OnePassPrompt result;
-  result.prefix.assign(passkey.prompt.begin(), passkey.prompt.end() - 1);
-  result.rows.push_back(passkey.prompt.back());
+  const auto n = static_cast<int64_t>(passkey.prompt.size());
+  const int64_t question = std::min(kQuestionRows, n - 1);
+  result.prefix.assign(passkey.prompt.begin(), passkey.prompt.end() - question);
+  result.rows.assign(passkey.prompt.end() - question, passkey.prompt.end());
   result.rows.insert(result.rows.end(), passkey.target.begin(), passkey.target.end() - 1);
-  result.targets = passkey.target;
-  result.scored = passkey.is_digit;
+  result.targets.assign(static_cast<size_t>(question - 1), -1);
+  result.targets.insert(result.targets.end(), passkey.target.begin(), passkey.target.end());
+  result.scored.assign(static_cast<size_t>(question - 1), 0);
+  result.scored.insert(result.scored.end(), passkey.is_digit.begin(), passkey.is_digit.end());
   return result;
 }
 

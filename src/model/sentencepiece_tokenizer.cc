@@ -169,7 +169,8 @@ class SentencePieceTokenizer final : public TokenizerCommon {
     MergeRuleReader reader(*this);
     for (size_t i = 0; i < data_.merges.size(); ++i) {
       const MergeRule rule = reader.read(i);
-      if (!is_text(rule.left) || !is_text(rule.right) || !is_text(rule.result) || is_byte(rule.result)) continue;
+      if (!is_text(rule.left) || !is_text(rule.right) || !is_text(rule.result) || is_byte(rule.result))
+        continue;
       merges_.insert(rule.left, rule.right, {static_cast<uint32_t>(i), rule.result});
     }
   }
