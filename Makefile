@@ -4,13 +4,14 @@
 JOBS ?= $(shell nproc)
 MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help build demo test test-asan fuzz tidy format check-format bench clean deps deps-test
+.PHONY: help build demo test test-asan fuzz cuda tidy format check-format bench clean deps deps-test
 
 help:
 	@echo "make demo    build the program, fetch a small model, calibrate it and compare sparse with dense"
-	@echo "make test    build everything and run all tests, sanitizers and short fuzzing included"
+	@echo "make test    build everything and run the whole suite"
+	@echo "make test-asan, make fuzz, make cuda: sanitizers, short fuzzing, the CUDA kernels and their host tests"
 	@echo "make build   the program alone: build/bin/kascade"
-	@echo "make bench   operator and whole-model timings into bench/results/"
+	@echo "make bench   operator timings by role, decode and prefill"
 	@echo "make format, make tidy, make clean"
 
 deps:
@@ -40,10 +41,15 @@ test-asan: deps-test
 fuzz: deps-test
 	scripts/run_fuzzers.sh
 
-bench: deps-test $(MODEL)
+cuda:
+	BUILD=build/cuda-direct bench/compare_h200/run.sh build/cuda-direct/results
+	build/cuda-direct/kascade_cuda_test --suite host
+
+bench: deps-test
 	cmake --preset release
 	cmake --build build -j $(JOBS)
-	scripts/run_benches.sh
+	build/bin/kascade bench decode
+	build/bin/kascade bench prefill
 
 format:
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What `make test` runs: formatting, the whole suite in release, the unit tests under ASan and UBSan, short fuzzing.
+# What `make test` runs: formatting and the whole suite in release. Sanitizers: make test-asan; fuzzing: make fuzz; the CUDA
+# kernels: make cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
@@ -16,19 +17,4 @@ cmake --build build -j "$jobs"
 step "release: tests"
 ctest --test-dir build --output-on-failure
 
-if command -v nvcc >/dev/null && [ -d src/attention/cuda ]; then
-  step "CUDA: build"
-  BUILD=build/cuda-direct bench/compare_h200/run.sh build/cuda-direct/results
-  step "CUDA: tests that need no GPU"
-  build/cuda-direct/kascade_cuda_test --suite host
-fi
-
-step "ASan and UBSan: build"
-cmake --preset asan >/dev/null
-cmake --build build/asan -j "$jobs"
-step "ASan and UBSan: unit tests"
-ctest --test-dir build/asan --output-on-failure -LE 'golden|end_to_end'
-
-step "fuzzing"
-scripts/run_fuzzers.sh
 step "done"

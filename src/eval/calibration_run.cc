@@ -173,7 +173,7 @@ class Calibration {
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; ++i) tokens += static_cast<int64_t>(prompts_.choice[i].ids.size());
     for (const PasskeyPrompt& passkey : prompts_.choice_passkeys)
-      tokens += static_cast<int64_t>(passkey.prompt.size()) - 1;
+      tokens += static_cast<int64_t>(rows_of_passkey(passkey).prefix.size());
     ProgressMeter meter(options_.progress, "choice: prefill", tokens);
 
     std::vector<OnePassPrompt> prompts(count);
