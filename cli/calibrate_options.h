@@ -23,6 +23,7 @@ struct CalibrateFlags {
   std::string budget = "default";
   int tensor_parallel = 1;
   bool quick = false;
+  bool no_validate = false;
   uint64_t seed = 0;
 
   void add(CLI::App& verb);

@@ -48,6 +48,8 @@ void CalibrateFlags::add(CLI::App& verb) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   verb.add_flag("--quick", quick, "A small calibration: about 4 prompts of 2,000 tokens and a few passkeys");
+  verb.add_flag("--no-validate", no_validate,
+                "Write the plan without running it on prompts kept out of the choice");
   verb.add_option("--seed", seed, "Of the passkeys")->capture_default_str();
 }
 
@@ -73,6 +75,7 @@ CalibrateOptions CalibrateFlags::make(Progress* progress) const {
   options.thresholds = thresholds;
   options.tensor_parallel = tensor_parallel;
   options.quick = quick;
+  options.validate = !no_validate;
   options.percent = percent;
   options.budget = parse_budget_preset(budget);
   options.seed = seed;
