@@ -482,7 +482,7 @@ const AttentionKernel& reference() { return select_attention_kernel("reference")
 std::vector<const AttentionKernel*> available_kernels() {
   std::vector<const AttentionKernel*> kernels;
   for (const AttentionKernel& kernel : attention_kernels())
-    if (kernel.available()) kernels.push_back(&kernel);
+    if (!kernel.on_device && kernel.available()) kernels.push_back(&kernel);
   return kernels;
 }
 

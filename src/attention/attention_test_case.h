@@ -151,7 +151,7 @@ Result run(const Problem& problem, const AttentionKernel& kernel, const Layout& 
 bool supports(const AttentionKernel& kernel, const Problem& problem);
 
 const AttentionKernel& reference();
-/// Kernels of this build that this machine runs, reference last.
+/// Kernels that run on this machine and read its memory, reference last.
 std::vector<const AttentionKernel*> available_kernels();
 
 /// Index of the first element whose bits differ, -1 if none, -2 for different sizes.

@@ -476,7 +476,7 @@ void run_case(const std::string& prefix, const std::string& name, Tally& tally) 
   if (!strategy) return tally.skipped(name, strategy_name + " is not implemented yet");
   const Case c = read_case(path, name, *strategy, std::move(json));
   for (const AttentionKernel& kernel : attention_kernels())
-    if (kernel.available()) OpRunner(c, kernel, tally).run(prefix);
+    if (!kernel.on_device && kernel.available()) OpRunner(c, kernel, tally).run(prefix);
   tally.ran(fmt::format("{} ({})", name, strategy_name));
 }
 
