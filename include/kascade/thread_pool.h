@@ -24,7 +24,9 @@ class ThreadPool {
 
   /// Runs body for every index in [0, count), dynamically shared; returns when all are done. The first
   /// exception thrown by a body is rethrown here after the others have stopped. Never allocates. One loop at
-  /// a time: a call from inside a body runs inline, as the worker that runs the body.
+  /// a time, however short: callers from different threads take turns. A call from inside a body of this
+  /// pool runs inline, as the worker that runs the body; one from inside a body of another pool is a loop
+  /// like any other (pools may nest, but not in a circle through different threads).
   void run(int64_t count, Body body, void* context);
 
   /// The same for a callable f(int64_t index, int worker).

@@ -34,8 +34,25 @@ void pause_cpu() {
 // each, so workers spin for roughly that long before they sleep.
 constexpr int kSpins = 2000;
 
-// The worker that this thread is in the loop whose body it runs; -1 outside of loops.
-thread_local int loop_worker = -1;
+// A loop whose body this thread runs; loops of other pools may lie around it.
+struct Frame {
+  const void* pool;
+  int worker;
+  const Frame* outer;
+};
+thread_local const Frame* innermost = nullptr;
+
+// While it lives, this thread is the given worker of the pool.
+class InLoop {
+ public:
+  InLoop(const void* pool, int worker) : frame_{pool, worker, innermost} { innermost = &frame_; }
+  ~InLoop() { innermost = frame_.outer; }
+  InLoop(const InLoop&) = delete;
+  InLoop& operator=(const InLoop&) = delete;
+
+ private:
+  Frame frame_;
+};
 
 }  // namespace
 
@@ -57,7 +74,7 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
 
   void work(int worker) {
-    loop_worker = worker;
+    const InLoop here(this, worker);
     for (;;) {
       const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
       if (index >= count || failed.load(std::memory_order_relaxed)) break;
@@ -67,7 +84,6 @@ struct ThreadPool::Impl {
         if (!failed.exchange(true)) error = std::current_exception();
       }
     }
-    loop_worker = -1;
   }
 
   void serve(int worker) {
@@ -116,13 +132,18 @@ int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size())
 
 void ThreadPool::run(int64_t count, Body body, void* context) {
   if (count <= 0) return;
-  if (impl_->workers.empty() || count == 1 || loop_worker >= 0) {
+  for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer) {
+    if (frame->pool != impl_.get()) continue;
     // A nested loop belongs to the worker around it, whose scratch no other thread uses.
-    const int worker = loop_worker >= 0 && loop_worker < threads() ? loop_worker : 0;
-    for (int64_t index = 0; index < count; ++index) body(context, index, worker);
+    for (int64_t index = 0; index < count; ++index) body(context, index, frame->worker);
     return;
   }
   const std::lock_guard turn(impl_->one_loop);
+  if (impl_->workers.empty() || count == 1) {
+    const InLoop here(impl_.get(), 0);
+    for (int64_t index = 0; index < count; ++index) body(context, index, 0);
+    return;
+  }
   impl_->body = body;
   impl_->context = context;
   impl_->count = count;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <set>
@@ -111,6 +112,44 @@ TEST(ThreadPool, LoopsFromSeveralThreadsTakeTurns) {
 }
 
 // Workers fall asleep between loops that come far apart; they must hear of the next one.
+TEST(ThreadPool, LoopsOfOneIndexTakeTurnsToo) {
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    std::atomic<int> inside{0};
+    std::atomic<bool> met{false};
+    const auto call = [&] {
+      for (int i = 0; i < 200; ++i) {
+        pool.parallel_for(1, [&](int64_t, int) {
+          if (inside.fetch_add(1) != 0) met = true;
+          std::this_thread::yield();
+          inside.fetch_sub(1);
+        });
+      }
+    };
+    std::thread other(call);
+    call();
+    other.join();
+    EXPECT_FALSE(met) << threads << " threads";
+  }
+}
+
+TEST(ThreadPool, AnotherPoolInsideABodyUsesItsOwnThreads) {
+  ThreadPool outer(2), inner(3);
+  std::set<int> seen;
+  for (int tries = 0; tries < 1000 && seen.size() < 3; ++tries) {
+    outer.parallel_for(1, [&](int64_t, int) {
+      std::array<std::atomic<int>, 3> taken{};
+      inner.parallel_for(300, [&](int64_t, int worker) {
+        ++taken[static_cast<size_t>(worker)];
+        std::this_thread::yield();
+      });
+      for (int worker = 0; worker < 3; ++worker)
+        if (taken[static_cast<size_t>(worker)] > 0) seen.insert(worker);
+    });
+  }
+  EXPECT_EQ(seen.size(), 3u);
+}
+
 TEST(ThreadPool, WakesAfterIdling) {
   ThreadPool pool(3);
   for (int round = 0; round < 5; ++round) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 
 #include "base/check.h"
 #include "engine/chunk_rows.h"
@@ -175,6 +176,9 @@ std::span<const float> EngineImpl::run(std::span<const ForwardItem> items, const
       std::copy_n(options.hidden_in, rows * hidden, residual_.data());
     for (int layer = options.first_layer; layer < config_.layers; ++layer)
       run_layer(layer, options, hidden_wanted);
+  } catch (const std::bad_alloc&) {
+    for (const ForwardItem& item : items) own(item.sequence).roll_back();
+    throw_error<OutOfMemory>("forward: no memory for {} rows", rows);
   } catch (...) {
     for (const ForwardItem& item : items) own(item.sequence).roll_back();
     throw;
@@ -308,8 +312,8 @@ std::span<const float> EngineImpl::logits(std::span<const float> hidden) {
   rms_norm(hidden.data(), rows, width, width, model_->final_norm().data(), config_.norm_epsilon,
            last_normed_.data(), width, pool_);
   const std::array<LinearTask, 1> head = {LinearTask{&model_->head(), logits_.data(), vocabulary, false}};
-  multiply(head, last_normed_.data(), rows, width,
-           rows <= kDecodePathRows ? MatmulPath::kDecode : MatmulPath::kPrefill);
+  // Always as decode does, eight rows at a time: a row's logits do not depend on the rows beside it.
+  multiply(head, last_normed_.data(), rows, width, MatmulPath::kDecode);
   return {logits_.data(), static_cast<size_t>(rows * vocabulary)};
 }
 

@@ -119,6 +119,7 @@ void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase
   int64_t positions = 0, counts = 0;
   size_t workspace = 0;
   bool any_selected = false;
+  int32_t capacity = 0;  // of the sets that are alive
   for (int layer = first_layer; layer < config_.layers; ++layer) {
     const LayerRule& rule = rules_[layer] = rule_of(policy, layer, phase);
     const BatchView& view = view_for(rule);
@@ -126,9 +127,9 @@ void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase
     params.max_kv_len = static_cast<int32_t>(rounded_length(view.max_budget_len));
     if (selects(rule)) {
       const AttentionParams shape = shape_of_sets(params);
-      capacities_[layer] = static_cast<int32_t>(required_capacity(shape));
+      capacity = static_cast<int32_t>(required_capacity(shape));
       const int64_t sets = fill_tile_offsets(shape, tile_offsets_) * sets_per_tile(rule.set_owner, config_);
-      positions = std::max(positions, sets * capacities_[layer]);
+      positions = std::max(positions, sets * capacity);
       counts = std::max(counts, sets);
       any_selected = true;
     } else if (rule.role == Role::kReuse) {
@@ -137,8 +138,9 @@ void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase
           "policy {}: layer {} reuses index sets, but no layer from {} on selects any before it",
           policy->name(), layer, first_layer);
     }
+    capacities_[layer] = capacity;
     if (rule.role != Role::kDense) {
-      params.capacity = capacities_[layer];
+      params.capacity = capacity;
       params.tile_offsets = tile_offsets_.data();
       params.max_tiles = tile_offsets_.back();
     }
@@ -263,6 +265,7 @@ int64_t LayerAttention::prefill_granule(const Policy* policy) {
   for (int layer = 0; layer < config_.layers; ++layer) {
     const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
     if (rule.role != Role::kDense || rule.selects_itself) granule = std::lcm(granule, int64_t{rule.tile});
+    if (granule > INT32_MAX) break;  // no chunk is a multiple of it
   }
   return granule;
 }

@@ -75,7 +75,7 @@ class LayerAttention {
   Phase phase_ = Phase::kPrefill;
   bool has_states_ = false;
   std::vector<LayerRule> rules_;     // [layers]
-  std::vector<int32_t> capacities_;  // [layers], of layers that write sets
+  std::vector<int32_t> capacities_;  // [layers], of the sets that the layer writes or reads
   Sets sets_;
   AttentionParams params_;
   std::vector<int32_t> tile_offsets_;
