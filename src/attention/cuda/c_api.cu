@@ -108,6 +108,13 @@ kascade::AttentionParams to_params(const kascade_decode_params& c) {
   return p;
 }
 
+kascade::AttentionParams to_prefill_params(const kascade_decode_params& c, int32_t tile) {
+  kascade::AttentionParams p = to_params(c);
+  p.tile_rule = kascade::TileRule::kAligned;
+  p.tile = tile;
+  return p;
+}
+
 }  // namespace
 
 int kascade_cuda_decode_workspace(const kascade_decode_params* params, size_t* bytes) {
@@ -123,6 +130,22 @@ int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, si
   return guarded([&] {
     if (params == nullptr) throw kascade::BadArgument("params is null, must be given");
     kascade::cuda_attention(to_params(*params), workspace, workspace_bytes, stream);
+  });
+}
+
+int kascade_cuda_prefill_workspace(const kascade_decode_params* params, int32_t tile, size_t* bytes) {
+  return guarded([&] {
+    if (params == nullptr || bytes == nullptr)
+      throw kascade::BadArgument("params or bytes is null, must be given");
+    *bytes = kascade::cuda_attention_workspace_bytes(to_prefill_params(*params, tile));
+  });
+}
+
+int kascade_cuda_prefill(const kascade_decode_params* params, int32_t tile, void* workspace,
+                         size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    if (params == nullptr) throw kascade::BadArgument("params is null, must be given");
+    kascade::cuda_attention(to_prefill_params(*params, tile), workspace, workspace_bytes, stream);
   });
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* C interface of libkascade_cuda: decode attention on NVIDIA Hopper GPUs. Fields mean what those of the same
+/* C interface of libkascade_cuda: attention on NVIDIA Hopper GPUs. Fields mean what those of the same
  * name in kascade/attention.h mean; all pointers but the structs' own are device pointers. */
 #ifndef KASCADE_CUDA_C_API_H_
 #define KASCADE_CUDA_C_API_H_
@@ -79,6 +79,11 @@ int kascade_cuda_decode_workspace(const kascade_decode_params* params, size_t* b
  */
 int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, size_t workspace_bytes,
                         void* stream);
+
+/* The same for prefill: tiles of `tile` consecutive positions, any number of rows a sequence. */
+int kascade_cuda_prefill_workspace(const kascade_decode_params* params, int32_t tile, size_t* bytes);
+int kascade_cuda_prefill(const kascade_decode_params* params, int32_t tile, void* workspace,
+                         size_t workspace_bytes, void* stream);
 
 /* The message of the calling thread's last failed call; valid until its next call. */
 const char* kascade_cuda_last_error(void);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host side of a decode call: what is supported, the workspace, and the order of the kernels.
+// The operator on CUDA, and the host side of a decode call: what is supported, the workspace, and the order of the
+// kernels. sm90/prefill.cu is the host side of a prefill call.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,6 +11,7 @@
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
+#include "attention/cuda/sm90/prefill_call.h"
 
 namespace kascade {
 namespace cuda {
@@ -75,7 +77,7 @@ std::string unsupported(const AttentionParams& p) {
   const auto reason = [](const char* name, int64_t value, const char* supported) {
     return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
   };
-  if (p.tile_rule != TileRule::kStep) return "tile_rule is kAligned; supported: kStep (decode)";
+  if (p.tile_rule == TileRule::kAligned) return prefill_unsupported(p);
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return reason("head_dim", p.head_dim, "64, 128, 256");
   if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
@@ -112,6 +114,7 @@ bool available() {
 
 size_t workspace_bytes(const AttentionParams& params, int) {
   if (params.batch == 0) return 0;
+  if (params.tile_rule == TileRule::kAligned) return prefill_workspace_bytes(params);
   DecodeCall call = make_call(params);
   return lay_out(call, nullptr);
 }
@@ -134,9 +137,10 @@ void attend(const DecodeCall& call, Pass pass, cudaStream_t stream) {
 }
 
 void launch_call(const AttentionParams& params, void* workspace, const AttentionContext& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  if (params.tile_rule == TileRule::kAligned) return launch_prefill(params, workspace, stream);
   DecodeCall call = make_call(params);
   lay_out(call, static_cast<std::byte*>(workspace));
-  const auto stream = static_cast<cudaStream_t>(context.stream);
   launch_schedule(call, stream);
   if (params.role == Role::kDense || params.role == Role::kLayer0) {
     attend(call, Pass::kDense, stream);

@@ -23,7 +23,8 @@ uint16_t narrow(float value, DType dtype) {
 AttentionParams common_params(const Case& c) {
   AttentionParams p;
   p.role = c.role;
-  p.tile_rule = TileRule::kStep;
+  p.tile_rule = c.tile_rule;
+  p.tile = c.tile;
   p.set_owner = c.set_owner;
   p.batch = static_cast<int32_t>(c.q_lens.size());
   p.query_heads = c.query_heads;
@@ -49,7 +50,8 @@ int64_t longest(const std::vector<int32_t>& lengths) {
 
 /// Capacity that any set of the case needs, and maxima as the host would state them.
 void state_maxima(const Case& c, AttentionParams& p, int32_t slack) {
-  p.max_q_len = static_cast<int32_t>(std::clamp<int64_t>(longest(c.q_lens) + slack, 1, 8));
+  const int64_t most_rows = c.tile_rule == TileRule::kStep ? 8 : INT32_MAX;
+  p.max_q_len = static_cast<int32_t>(std::clamp<int64_t>(longest(c.q_lens) + slack, 1, most_rows));
   p.max_kv_len = static_cast<int32_t>(std::max<int64_t>(longest(c.kv_lens), 1) + slack);
   p.max_total_q = std::max(1, std::accumulate(c.q_lens.begin(), c.q_lens.end(), 0)) + slack;
   p.capacity = static_cast<int32_t>(required_capacity(p)) + slack;
@@ -328,9 +330,11 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
     p.pooled_head_stride = p.max_kv_len;
     p.pooled_tile_stride = sets * p.pooled_head_stride;
     pooled_ = DeviceBuffer(static_cast<size_t>(tiles_ * p.pooled_tile_stride + 1) * 4);
-    own_mass_ = DeviceBuffer(static_cast<size_t>(tiles_ * sets + 1) * 4);
     p.pooled_weights = pooled_.as<float>();
-    p.own_tile_mass = own_mass_.as<float>();
+    if (c.tile_rule == TileRule::kStep) {
+      own_mass_ = DeviceBuffer(static_cast<size_t>(tiles_ * sets + 1) * 4);
+      p.own_tile_mass = own_mass_.as<float>();
+    }
   }
   place_keys(c, data, placement);
   workspace_ = DeviceBuffer(cuda_attention_workspace_bytes(p));
@@ -358,7 +362,8 @@ Outcome DeviceRun::results() const {
   if (params_.pooled_weights != nullptr) {
     o.pooled_stride = params_.pooled_head_stride;
     o.pooled = pooled_.download<float>(static_cast<size_t>(tiles_ * params_.pooled_tile_stride));
-    o.own_mass = own_mass_.download<float>(static_cast<size_t>(tiles_ * sets));
+    if (params_.own_tile_mass != nullptr)
+      o.own_mass = own_mass_.download<float>(static_cast<size_t>(tiles_ * sets));
   }
   o.status = status_.download<uint32_t>(1)[0];
   return o;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One decode call with its data on the host, laid out on the device in one of several ways, and its results
+// One call with its data on the host, laid out on the device in one of several ways, and its results
 // back on the host. Device memory that a call has no business to read holds NaN.
 #pragma once
 
@@ -64,6 +64,8 @@ enum class Values { kNormal, kEqualScores, kRamp, kOneHuge, kMassTies };
 struct Case {
   std::string name;
   Role role = Role::kDense;
+  TileRule tile_rule = TileRule::kStep;
+  int32_t tile = 32;  // aligned calls
   DType dtype = DType::kBF16;
   DType out_dtype = DType::kF32;
   SetOwner set_owner = SetOwner::kKvHead;
@@ -76,7 +78,7 @@ struct Case {
   Values values = Values::kNormal;
   float peak = 1.5f;
   float k_scale = 1, v_scale = 1;
-  bool by_products = false;
+  bool by_products = false;  // pooled weights, and in step calls own_tile_mass
   uint64_t seed = 1;
 };
 

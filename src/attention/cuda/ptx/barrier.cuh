@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers in shared memory (mbarrier), named barriers, bulk tensor copies, and what orders them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "attention/cuda/ptx/async_copy.cuh"
+
+namespace kascade::cuda {
+
+__device__ inline void init_barrier(uint64_t& barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals)
+               : "memory");
+}
+/// Makes initialised barriers visible to asynchronous copies.
+__device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void arrive(uint64_t& barrier, uint32_t count = 1) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
+                   shared_address(&barrier)),
+               "r"(count)
+               : "memory");
+}
+/// Arrives when all copies that the thread has issued so far are done.
+__device__ inline void arrive_after_copies(uint64_t& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+               : "memory");
+}
+/// The barrier's phase also waits for `bytes` of bulk copies.
+__device__ inline void expect_bytes(uint64_t& barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
+}
+/// Until the phase of this parity is over.
+__device__ inline void wait_barrier(uint64_t& barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra "
+      "DONE;\nbra "
+      "AGAIN;\nDONE:\n}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// Barrier `id` (1..15) of `threads` threads: waits for all, or arrives and goes on.
+__device__ inline void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Orders accesses to shared memory by threads before those by the tensor cores and the bulk copy engine.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// A box of a tensor of four dimensions to shared memory; `barrier` gets its bytes.
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t x0,
+                                int32_t x1, int32_t x2, int32_t x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2];" ::"r"(shared),
+      "l"(map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
+/// Gives registers of the warpgroup back, or takes them, up to `count` a thread.
+template <int count>
+__device__ inline void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+}  // namespace kascade::cuda

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of a prefill call: what is supported, the workspace, tensor maps, and the order of the kernels.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/sm90/prefill_call.h"
+
+namespace kascade::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr double kLog2E = 1.4426950408889634;
+// Pooled weights are kept for as many tiles as fit into this.
+constexpr int64_t kWeightBytes = int64_t{512} << 20;
+
+int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+size_t lay_out(PrefillCall& call, std::byte* base) {
+  const AttentionParams& p = call.params;
+  size_t offset = 0;
+  const auto take = [&](auto*& array, int64_t count) {
+    array =
+        base != nullptr ? reinterpret_cast<std::remove_reference_t<decltype(array)>>(base + offset) : nullptr;
+    offset += (static_cast<size_t>(count) * sizeof(*array) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  take(call.totals, 1);
+  take(call.counters, 2 + call.chunks);
+  take(call.chunk_keys, call.chunks);
+  take(call.dense_begin, p.batch + 1);
+  take(call.sparse_begin, p.batch + 1);
+  take(call.tile_begin, p.batch + 1);
+  take(call.needed_sets, call.sets);
+  take(call.dense_table, call.dense_capacity);
+  take(call.sparse_table, call.sparse_capacity);
+  take(call.tile_table, call.tile_capacity);
+  if (selects(p.role)) {
+    take(call.lse, call.maxima.total_q * p.query_heads);
+    take(call.weights, call.chunk_tiles * call.sets * call.weight_stride);
+    take(call.histograms, int64_t{call.chunk_tiles} * call.sets * kWeightBins);
+  }
+  return offset;
+}
+
+PrefillCall make_call(const AttentionParams& p) {
+  PrefillCall call;
+  call.params = p;
+  call.maxima = Maxima{p.max_q_len, p.max_kv_len, p.max_total_q, p.max_tiles};
+  call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
+  const int32_t group = group_size(p);
+  call.sets = sets_per_tile(p);
+  call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
+  call.reader_heads = p.query_heads / call.readers;
+  call.tile_parts = static_cast<int32_t>(blocks_of(int64_t{p.tile} * call.reader_heads, kBlockRows));
+  call.pooled_heads = p.query_heads / call.sets;
+  call.pooled_parts =
+      static_cast<int32_t>(blocks_of(int64_t{p.tile} * std::min(call.pooled_heads, group), kBlockRows));
+  if (p.role != Role::kReuse) call.dense_capacity = int64_t{p.max_total_q} * group / kBlockRows + p.batch;
+  if (attends_to_sets(p.role)) {
+    const int64_t tiles = p.max_total_q / p.tile + 2 * int64_t{p.batch};
+    call.sparse_capacity =
+        tiles * call.tile_parts + int64_t{p.max_total_q} * call.reader_heads / kBlockRows + p.batch;
+  }
+  if (selects(p.role)) {
+    call.tile_capacity = p.max_tiles;
+    call.weight_stride = blocks_of(p.max_kv_len, 128) * 128;
+    const int64_t tile_bytes = call.sets * call.weight_stride * static_cast<int64_t>(sizeof(float));
+    call.chunk_tiles = static_cast<int32_t>(std::clamp<int64_t>(kWeightBytes / tile_bytes, 1, p.max_tiles));
+    call.chunks = static_cast<int32_t>(blocks_of(p.max_tiles, call.chunk_tiles));
+  }
+  return call;
+}
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
+
+EncodeTiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                       &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess)
+    return nullptr;
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+/// A map of K or V whose boxes are `rows` keys and 64 elements of one head; only whole boxes of existing keys
+/// are ever asked for, so its extents need not be those of the memory.
+bool encode_map(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
+                int64_t page_stride, int32_t rows, CUtensorMap* map) {
+  static const EncodeTiled encode = find_encode_tiled();
+  if (encode == nullptr) return false;
+  constexpr cuuint64_t kMany = INT32_MAX;
+  const bool paged = p.page_table != nullptr;
+  // The stride of a dimension with one entry is not the caller's to give.
+  const auto bytes = [](int64_t stride, bool used) {
+    return used ? static_cast<cuuint64_t>(stride) * 2 : 16;
+  };
+  const cuuint64_t extents[4] = {static_cast<cuuint64_t>(p.head_dim),
+                                 paged ? static_cast<cuuint64_t>(p.page_size) : kMany,
+                                 static_cast<cuuint64_t>(p.kv_heads), paged ? kMany : 1};
+  const cuuint64_t strides[3] = {bytes(token_stride, extents[1] > 1), bytes(head_stride, p.kv_heads > 1),
+                                 bytes(page_stride, paged)};
+  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const auto type =
+      p.kv_dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(map, type, 4, const_cast<void*>(base), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+void encode_maps(PrefillCall& call) {
+  const AttentionParams& p = call.params;
+  int32_t rows = p.head_dim == 256 ? 64 : 128;
+  if (p.page_table != nullptr)
+    while (p.page_size % rows != 0) rows /= 2;
+  // Eight rows are one period of the swizzle.
+  if (rows < 8) return;
+  if (encode_map(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_map) &&
+      encode_map(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_map))
+    call.map_rows = rows;
+}
+
+template <class T, int D>
+void launch_typed(const PrefillCall& call, cudaStream_t stream) {
+  const Role role = call.params.role;
+  if (role == Role::kDense || role == Role::kLayer0) launch_prefill_attend<T, D>(call, false, stream);
+  if (role == Role::kAnchor) launch_prefill_lse<T, D>(call, stream);
+  for (int32_t chunk = 0; chunk < call.chunks; ++chunk) {
+    launch_prefill_pool<T, D>(call, chunk, stream);
+    launch_prefill_select(call, chunk, stream);
+  }
+  if (attends_to_sets(role)) launch_prefill_attend<T, D>(call, true, stream);
+}
+
+template <class T>
+void launch_typed(const PrefillCall& call, cudaStream_t stream) {
+  switch (call.params.head_dim) {
+    case 64:
+      return launch_typed<T, 64>(call, stream);
+    case 128:
+      return launch_typed<T, 128>(call, stream);
+    default:
+      return launch_typed<T, 256>(call, stream);
+  }
+}
+
+}  // namespace
+
+std::string prefill_unsupported(const AttentionParams& p) {
+  const auto reason = [](const char* name, int64_t value, const char* supported) {
+    return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
+  };
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return reason("head_dim", p.head_dim, "64, 128, 256");
+  if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
+    return std::string("kv_dtype is ") + dtype_name(p.kv_dtype) + "; supported: f16, bf16";
+  if (p.q_dtype != p.kv_dtype)
+    return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
+           dtype_name(p.kv_dtype);
+  if (p.selection_k != nullptr) return "selection_k is given; supported: null";
+  if (p.own_tile_mass != nullptr) return "own_tile_mass is given; supported: null";
+  if (p.batch == 0) return "";
+  const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
+  if (p.max_q_len < 1) return reason("max_q_len", p.max_q_len, stated);
+  if (p.max_kv_len < 1) return reason("max_kv_len", p.max_kv_len, stated);
+  if (p.max_total_q < 1) return reason("max_total_q", p.max_total_q, stated);
+  if (p.role != Role::kDense && p.max_tiles < 1) return reason("max_tiles", p.max_tiles, stated);
+  if (int64_t{p.max_total_q} * p.query_heads > INT32_MAX)
+    return reason("max_total_q", p.max_total_q, "at most 2147483647 rows and heads in a call");
+  const PrefillCall call = make_call(p);
+  if (call.dense_capacity * p.kv_heads > INT32_MAX || call.sparse_capacity * call.readers > INT32_MAX)
+    return reason("batch", p.batch, "at most 2147483647 units of 128 rows in a call");
+  return "";
+}
+
+size_t prefill_workspace_bytes(const AttentionParams& params) {
+  if (params.batch == 0) return 0;
+  PrefillCall call = make_call(params);
+  return lay_out(call, nullptr);
+}
+
+void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream) {
+  PrefillCall call = make_call(params);
+  lay_out(call, static_cast<std::byte*>(workspace));
+  encode_maps(call);
+  launch_prefill_schedule(call, stream);
+  if (params.kv_dtype == DType::kBF16) {
+    launch_typed<__nv_bfloat16>(call, stream);
+  } else {
+    launch_typed<__half>(call, stream);
+  }
+}
+
+}  // namespace kascade::cuda

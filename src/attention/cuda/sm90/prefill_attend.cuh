@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of blocks of 128 packed query rows to all keys, or to a tile's set and own keys: the loop of
+// FlashAttention-3 (two computing warpgroups that take turns on the tensor cores, one that loads) with keys
+// fetched through a list.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/ptx/mma.cuh"
+#include "attention/cuda/ptx/wgmma.cuh"
+#include "attention/cuda/sm90/prefill_load.cuh"
+
+namespace kascade::cuda {
+
+constexpr float kLn2 = 0.693147180559945f;
+// A row's reference for 2^x moves only when its largest score has outgrown it by this (log2); sums stay far
+// below overflow, and products stay exact enough in 16 bits at any reference.
+constexpr float kReferenceSlack = 8.0f;
+
+template <int D>
+struct AttendShape {
+  static constexpr int kKeys = D == 256 ? 64 : 128;
+  static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+};
+
+struct AttendUnit {
+  int32_t reader;  // -1: no more units
+  int32_t count;   // members of its list
+  int32_t unused[2];
+  RowBlock block;
+};
+
+template <int D>
+struct AttendMemory {
+  using Shape = AttendShape<D>;
+  static constexpr bool kValues = true;
+  alignas(1024) unsigned char q[kBlockRows * D * 2];
+  alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
+  alignas(1024) unsigned char v[Shape::kStages][Shape::kKeys * D * 2];
+  alignas(16) uint32_t exists[Shape::kStages][4];
+  UnitQueue<AttendUnit> queue;
+  uint64_t k_full[Shape::kStages], k_empty[Shape::kStages], v_full[Shape::kStages], v_empty[Shape::kStages];
+  uint64_t q_full, q_empty;
+};
+
+/// Keys of the unit's list that packed row n may see; what a list holds of the tile's own keys ends at its
+/// position.
+__device__ inline int32_t row_limit(const AttendUnit& unit, int32_t n, int32_t heads) {
+  return unit.block.position + n / heads + 1 - unit.block.own_begin + unit.count;
+}
+/// Blocks of keys of a unit: up to what its last row sees.
+template <int kKeys>
+__device__ inline int32_t unit_blocks(const AttendUnit& unit, int32_t heads) {
+  if (unit.block.rows <= 0) return 0;
+  return divide_up(max(row_limit(unit, unit.block.first + unit.block.rows - 1, heads), 0), kKeys);
+}
+
+/// What the units of an attend launch mean.
+struct AttendWork {
+  const PrefillCall& call;
+  const bool sparse;
+
+  __device__ int32_t heads() const {
+    return sparse ? call.reader_heads : call.params.query_heads / call.params.kv_heads;
+  }
+  __device__ int32_t readers() const { return sparse ? call.readers : call.params.kv_heads; }
+  __device__ int32_t kv_head(int32_t reader) const {
+    return readers() == call.params.kv_heads ? reader
+                                             : reader / (call.params.query_heads / call.params.kv_heads);
+  }
+  /// The list of the tile's sets that a reader attends to.
+  __device__ int64_t list_of(int32_t set, int32_t reader) const {
+    const AttentionParams& p = call.params;
+    int32_t owner = reader;
+    if (p.set_owner == SetOwner::kAllHeads) {
+      owner = 0;
+    } else if (p.role == Role::kReuse && p.head_map != nullptr) {
+      const int32_t group = p.query_heads / p.kv_heads;
+      const int32_t mapped = max(0, min(__ldg(p.head_map + kv_head(reader)), p.kv_heads - 1));
+      owner = p.set_owner == SetOwner::kQueryHead ? mapped * group + reader % group : mapped;
+    }
+    return int64_t{set} * call.sets + owner;
+  }
+  /// Unit `index` of the launch: all units of a head together, so that its keys stay in the cache.
+  __device__ AttendUnit unit(int32_t index) const {
+    const int32_t blocks = sparse ? call.totals->sparse_blocks : call.totals->dense_blocks;
+    AttendUnit unit = {};
+    unit.reader = -1;
+    if (blocks == 0 || index / blocks >= readers()) return unit;
+    unit.reader = index / blocks;
+    unit.block = (sparse ? call.sparse_table : call.dense_table)[index % blocks];
+    if (unit.block.set >= 0)
+      unit.count =
+          max(0, min(call.params.counts[list_of(unit.block.set, unit.reader)], call.params.capacity));
+    return unit;
+  }
+};
+
+/// Loads what the units of a launch need, until there are no more.
+template <class T, int D, class Memory>
+__device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse) {
+  using Shape = typename Memory::Shape;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const AttendWork work{call, sparse};
+  int32_t* counter = call.counters + (sparse ? 1 : 0);
+  UnitWriter<AttendUnit> writer(memory.queue);
+  UnitReader<AttendUnit> reader(memory.queue);
+  const bool draws = warp == 0 && lane == 0;
+  if (draws) writer.put(work.unit(atomicAdd(counter, 1)));
+  __syncwarp();
+  BlockLoader<T, D, Shape::kKeys> loader(call, warp, lane);
+  Ring<Shape::kStages> ring;
+  uint32_t q_parity = 1;
+  while (true) {
+    const AttendUnit unit = reader.next();
+    if (unit.reader < 0) break;
+    const int32_t blocks = unit_blocks<Shape::kKeys>(unit, work.heads());
+    KeyList keys;
+    if (unit.count > 0)
+      keys.list = call.params.positions + work.list_of(unit.block.set, unit.reader) * call.params.capacity;
+    keys.count = unit.count;
+    keys.own_begin = unit.block.own_begin;
+    keys.entries = unit.count + unit.block.keys - unit.block.own_begin;
+    keys.batch = unit.block.batch;
+    keys.kv_head = work.kv_head(unit.reader);
+    if (blocks > 0) loader.begin(keys, blocks - 1);
+    for (int32_t block = blocks - 1; block >= 0; --block) {
+      loader.look_ahead(block);
+      wait_barrier(memory.k_empty[ring.stage], ring.parity ^ 1);
+      loader.copy_keys(block, shared_address(memory.k[ring.stage]), memory.k_full[ring.stage],
+                       memory.exists[ring.stage]);
+      if (block == blocks - 1) {
+        wait_barrier(memory.q_empty, q_parity);
+        q_parity ^= 1;
+        copy_queries<T, D>(call.params, shared_address(memory.q), memory.q_full, unit.block.row,
+                           unit.block.first, unit.block.rows, unit.reader * work.heads(), work.heads(), warp,
+                           lane);
+      }
+      if constexpr (Memory::kValues) {
+        wait_barrier(memory.v_empty[ring.stage], ring.parity ^ 1);
+        loader.copy_values(block, shared_address(memory.v[ring.stage]), memory.v_full[ring.stage]);
+      }
+      loader.next();
+      ring.next();
+      if (block == blocks - 1 && draws) writer.put(work.unit(atomicAdd(counter, 1)));
+      __syncwarp();
+    }
+    if (blocks == 0 && draws) writer.put(work.unit(atomicAdd(counter, 1)));
+    __syncwarp();
+  }
+}
+
+/// Transposes 4 x 4 words over the four lanes of a quad.
+__device__ inline void transpose_quad(uint32_t (&r)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? r[i] : r[i + 1], 1);
+    (odd ? r[i] : r[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(kFullWarp, high ? r[i] : r[i + 2], 2);
+    (high ? r[i] : r[i + 2]) = got;
+  }
+}
+
+template <class T, int D>
+class AttendComputer {
+  using Shape = AttendShape<D>;
+  static constexpr int kKeys = Shape::kKeys;
+
+ public:
+  __device__ AttendComputer(const PrefillCall& call, AttendMemory<D>& memory, bool sparse)
+      : call_(call),
+        memory_(memory),
+        work_{call, sparse},
+        group_(static_cast<int>(threadIdx.x) / 128 - 1),
+        warp_(static_cast<int>(threadIdx.x) / 32 % 4),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run() {
+    UnitReader<AttendUnit> reader(memory_.queue);
+    uint32_t q_parity = 0;
+    if (group_ == 1) named_arrive(kTurn, 256);
+    while (true) {
+      const AttendUnit unit = reader.next();
+      if (unit.reader < 0) break;
+      const int32_t blocks = begin(unit);
+      if (blocks > 0) {
+        wait_barrier(memory_.q_full, q_parity);
+        q_parity ^= 1;
+        fence_async_proxy();
+        first_block(blocks - 1, blocks == 1);
+        for (int32_t block = blocks - 2; block >= 0; --block) next_block(block, block == 0);
+        last_values();
+      }
+      store(unit);
+    }
+  }
+
+ private:
+  static constexpr int kTurn = 1;  // named barriers kTurn + group
+
+  __device__ int32_t begin(const AttendUnit& unit) {
+    heads_ = work_.heads();
+    listed_ = unit.count > 0;
+    entries_boxed_ =
+        listed_ || unit.block.own_begin != 0 || call_.map_rows == 0 ? 0 : unit.block.keys / kKeys;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
+      reference_[half] = -INFINITY;
+      sum_[half] = 0;
+    }
+    unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads_), 0) / kKeys;
+    started_ = 0;
+    return unit_blocks<kKeys>(unit, heads_);
+  }
+
+  // Row of the block of the thread's first (half 0) or second row of sums.
+  __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
+
+  __device__ void wait_keys(int32_t block) {
+    wait_barrier(memory_.k_full[k_ring_.stage], k_ring_.parity);
+    if (block >= entries_boxed_) fence_async_proxy();
+  }
+  __device__ void wait_values(int32_t block) {
+    wait_barrier(memory_.v_full[v_ring_.stage], v_ring_.parity);
+    if (block >= entries_boxed_) fence_async_proxy();
+  }
+  __device__ void release(uint64_t& empty) {
+    __syncwarp();
+    if (lane_ == 0) arrive(empty);
+  }
+
+  __device__ void issue_scores() {
+    const uint64_t q = matrix_descriptor(shared_address(memory_.q) + group_ * 64 * 128, 0);
+    const uint64_t k = matrix_descriptor(shared_address(memory_.k[k_ring_.stage]), 0);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+      Product<T, kKeys>::shared(scores_, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
+                                advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
+    commit_products();
+  }
+  __device__ void issue_values() {
+    const uint64_t v = matrix_descriptor(shared_address(memory_.v[v_ring_.stage]), kKeys * 128);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * 128),
+                                           step > 0 ? 1 : started_);
+    commit_products();
+    started_ = 1;
+  }
+
+  __device__ void first_block(int32_t block, bool last) {
+    wait_keys(block);
+    issue_scores();
+    wait_products<0>();
+    pin(scores_);
+    finish_keys(block, last);
+    soften();
+    pack();
+    values_block_ = block;
+  }
+
+  __device__ void next_block(int32_t block, bool last) {
+    wait_keys(block);
+    named_sync(kTurn + group_, 256);
+    issue_scores();
+    wait_values(values_block_);
+    issue_values();
+    named_arrive(kTurn + 1 - group_, 256);
+    wait_products<1>();
+    pin(scores_);
+    finish_keys(block, last);
+    const bool moved = soften();
+    wait_products<0>();
+    pin(out_);
+    release(memory_.v_empty[v_ring_.stage]);
+    v_ring_.next();
+    if (moved) {
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) out_[i] *= factor_[i / 2 % 2];
+    }
+    pack();
+    values_block_ = block;
+  }
+
+  __device__ void last_values() {
+    wait_values(values_block_);
+    issue_values();
+    wait_products<0>();
+    pin(out_);
+    release(memory_.v_empty[v_ring_.stage]);
+    v_ring_.next();
+  }
+
+  /// After the product of scores: masks, and gives the tile of K (and with the last the queries) back.
+  __device__ void finish_keys(int32_t block, bool last) {
+    uint32_t exists[4] = {kFullWarp, kFullWarp, kFullWarp, kFullWarp};
+    if (listed_) {
+      const uint4 words = *reinterpret_cast<const uint4*>(memory_.exists[k_ring_.stage]);
+      exists[0] = words.x;
+      exists[1] = words.y;
+      if (kKeys == 128) {
+        exists[2] = words.z;
+        exists[3] = words.w;
+      }
+    }
+    release(memory_.k_empty[k_ring_.stage]);
+    k_ring_.next();
+    if (last) release(memory_.q_empty);
+    if (block < unmasked_ && (exists[0] & exists[1] & exists[2] & exists[3]) == kFullWarp) return;
+    const int first = 2 * (lane_ & 3);
+    const int32_t limits[2] = {limit_[0] - block * kKeys - first, limit_[1] - block * kKeys - first};
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+      const uint32_t bits = exists[j / 4] >> (j % 4 * 8) >> first;
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if ((bits >> (e & 1) & 1u) == 0 || 8 * j + (e & 1) >= limits[e >> 1]) scores_[4 * j + e] = -INFINITY;
+    }
+  }
+
+  /// Scores become 2^(score - reference); whether a reference moved, by factor_.
+  __device__ bool soften() {
+    const float scale = call_.scale_log2;
+    float offset[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = scores_[2 * half];
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+        top = fmaxf(top, fmaxf(scores_[4 * j + 2 * half], scores_[4 * j + 2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * scale;
+      factor_[half] = 1;
+      if (top > reference_[half] + kReferenceSlack) {
+        factor_[half] = exp2_fast(reference_[half] - top);
+        reference_[half] = top;
+      }
+      offset[half] = reference_[half] == -INFINITY ? 0 : -reference_[half];
+    }
+    const bool moved = __any_sync(kFullWarp, factor_[0] != 1 || factor_[1] != 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sums[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = scores_[4 * j + 2 * half + e];
+          x = exp2_fast(fmaf(x, scale, offset[half]));
+          sums[e] += x;
+        }
+      sum_[half] = fmaf(sum_[half], factor_[half], sums[0] + sums[1]);
+    }
+    return moved;
+  }
+
+  __device__ void pack() {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights_[step][i] = pack_pair<T>(scores_[8 * step + 2 * i], scores_[8 * step + 2 * i + 1]);
+  }
+
+  __device__ void store(const AttendUnit& unit) {
+    const AttentionParams& p = call_.params;
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum_[half];
+      total += __shfl_xor_sync(kFullWarp, total, 1);
+      total += __shfl_xor_sync(kFullWarp, total, 2);
+      sum_[half] = total;
+      inverse[half] = total == 0 ? 0 : p.v_scale / total;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = row_of(half), n = unit.block.first + i;
+      const bool exists = i < unit.block.rows;
+      const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
+      const float lse = sum_[half] == 0 ? -INFINITY : reference_[half] + log2f(sum_[half]);
+      if (exists && (lane_ & 3) == 0) {
+        if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
+        if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
+      }
+      const int64_t to = row * p.out_row_stride + head * p.out_head_stride;
+      // Without keys no product has set the sums.
+      const float factor = started_ != 0 ? inverse[half] : 0;
+      if (p.out_dtype == DType::kF32) {
+        float* out = static_cast<float*>(p.out) + to + 2 * (lane_ & 3);
+#pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+          if (exists) *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor);
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < D / 8; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i4 = 0; i4 < 4; ++i4) {
+          const float2 pair = scaled(4 * (j + i4) + 2 * half, factor);
+          words[i4] = p.out_dtype == DType::kBF16 ? pack_pair<__nv_bfloat16>(pair.x, pair.y)
+                                                  : pack_pair<__half>(pair.x, pair.y);
+        }
+        transpose_quad(words);
+        if (exists)
+          *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + to + (j + (lane_ & 3)) * 8) =
+              make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+  __device__ float2 scaled(int i, float factor) const {
+    return factor == 0 ? make_float2(0, 0) : make_float2(out_[i] * factor, out_[i + 1] * factor);
+  }
+
+  const PrefillCall& call_;
+  AttendMemory<D>& memory_;
+  const AttendWork work_;
+  const int group_, warp_, lane_;
+  Ring<Shape::kStages> k_ring_, v_ring_;
+  int32_t heads_ = 1;
+  bool listed_ = false;
+  int32_t entries_boxed_ = 0;  // blocks before this one come by the copy engine
+  int32_t unmasked_ = 0;       // blocks before this one are seen whole by every row of the warp
+  int32_t values_block_ = 0;
+  int started_ = 0;  // whether out_ holds sums
+  int32_t limit_[2] = {};
+  float reference_[2] = {}, sum_[2] = {}, factor_[2] = {};
+  float scores_[kKeys / 2];
+  uint32_t weights_[kKeys / 16][4];
+  float out_[D / 2];
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(kPrefillThreads, 1)
+    prefill_attend_kernel(const __grid_constant__ PrefillCall call, bool sparse) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  AttendMemory<D>& memory = *reinterpret_cast<AttendMemory<D>*>(shared);
+  if (threadIdx.x == 0) {
+    memory.queue.init();
+    for (int i = 0; i < AttendShape<D>::kStages; ++i) {
+      init_barrier(memory.k_full[i], kFullArrivals);
+      init_barrier(memory.v_full[i], kFullArrivals);
+      init_barrier(memory.k_empty[i], kComputeWarps);
+      init_barrier(memory.v_empty[i], kComputeWarps);
+    }
+    init_barrier(memory.q_full, kLoadWarps * 32);
+    init_barrier(memory.q_empty, kComputeWarps);
+    fence_barriers();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (threadIdx.x < kLoadWarps * 32) {
+    release_registers<kLoadRegisters>();
+    attend_load<T, D>(call, memory, sparse);
+  } else {
+    take_registers<kComputeRegisters>();
+    AttendComputer<T, D>(call, memory, sparse).run();
+  }
+}
+
+template <class T, int D>
+void launch_prefill_attend(const PrefillCall& call, bool sparse, cudaStream_t stream) {
+  const char* name = sparse ? "prefill_sparse" : "prefill_dense";
+  LaunchShape shape;
+  shape.blocks = multiprocessors(name);
+  shape.threads = kPrefillThreads;
+  shape.shared_bytes = sizeof(AttendMemory<D>);
+  launch(name, prefill_attend_kernel<T, D>, shape, stream, call, sparse);
+}
+
+}  // namespace kascade::cuda

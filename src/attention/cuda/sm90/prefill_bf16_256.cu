@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/cuda/sm90/prefill_score.cuh"
+
+namespace kascade::cuda {
+
+template void launch_prefill_attend<__nv_bfloat16, 256>(const PrefillCall&, bool, cudaStream_t);
+template void launch_prefill_lse<__nv_bfloat16, 256>(const PrefillCall&, cudaStream_t);
+template void launch_prefill_pool<__nv_bfloat16, 256>(const PrefillCall&, int32_t, cudaStream_t);
+
+}  // namespace kascade::cuda

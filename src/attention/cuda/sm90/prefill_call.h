@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one prefill call hands to its kernels, and the host side of each. docs/kernels/prefill.md explains the
+// passes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "attention/params.h"
+
+namespace kascade::cuda {
+
+// Query rows times heads of one unit of work: two warpgroups of 64.
+constexpr int kBlockRows = 128;
+// Keys of one range of the pooled-weight pass.
+constexpr int32_t kRangeKeys = 16384;
+// Bins of the histogram of pooled weights: 32 to an octave from 2^-57 up, the first for all that is less.
+constexpr int kWeightBins = 2048;
+
+/// Rows of a unit of work: packed row i (token i / heads, head i % heads of those that share keys) of tokens
+/// that begin at row `row` of q and position `position`; rows [first, first + rows).
+struct alignas(16) RowBlock {
+  int32_t batch;
+  int32_t row;
+  int32_t position;
+  int32_t first, rows;
+  int32_t keys;       // of the sequence
+  int32_t own_begin;  // of the tile: keys before it come from its set
+  int32_t set;        // the tile's, -1 without a place for it
+};
+
+/// A tile that selects.
+struct alignas(16) TileEntry {
+  int32_t batch;
+  int32_t row, rows;  // tokens
+  int32_t position;   // of the first row
+  int32_t keys;       // of the sequence
+  int32_t set;
+  int32_t candidates, sinks, recent_begin, ranked;  // its SetBudget
+  int32_t unused[2];
+};
+
+/// Written by the schedule.
+struct PrefillTotals {
+  int32_t dense_blocks;   // of all keys, in dense_table
+  int32_t sparse_blocks;  // in sparse_table
+  int32_t tiles;          // in tile_table
+  int32_t needed_sets;    // in needed_sets
+};
+
+struct PrefillCall {
+  AttentionParams params;
+  Maxima maxima;
+  float scale_log2 = 0;      // score_scale * log2(e)
+  int32_t sets = 0;          // S
+  int32_t readers = 0;       // lists attended per tile: one per KV head, or per query head
+  int32_t reader_heads = 0;  // query heads that share a list
+  int32_t tile_parts = 0;    // units of work of a tile and reader
+  int32_t pooled_heads = 0;  // query heads that a set pools
+  int32_t pooled_parts = 0;  // blocks of rows of one KV head that a set pools
+  int32_t chunk_tiles = 0;   // tiles whose pooled weights are kept at a time
+  int32_t chunks = 0;
+  int64_t weight_stride = 0;   // keys, a multiple of 128
+  int64_t dense_capacity = 0;  // entries of the tables
+  int64_t sparse_capacity = 0;
+  int64_t tile_capacity = 0;
+
+  // Workspace.
+  PrefillTotals* totals = nullptr;
+  int32_t* counters =
+      nullptr;  // [2 + chunks] units of work handed out: all keys, sets, pooled weights by chunk
+  int32_t* chunk_keys = nullptr;   // [chunks] most candidates of a chunk's tiles
+  int32_t* dense_begin = nullptr;  // [B+1] entries of the tables before each sequence
+  int32_t* sparse_begin = nullptr;
+  int32_t* tile_begin = nullptr;
+  int32_t* needed_sets = nullptr;  // [S]
+  RowBlock* dense_table = nullptr;
+  RowBlock* sparse_table = nullptr;
+  TileEntry* tile_table = nullptr;
+  float* lse = nullptr;           // [total_q, H] log2
+  float* weights = nullptr;       // [chunk_tiles, S, weight_stride] pooled
+  int32_t* histograms = nullptr;  // [chunk_tiles, S, kWeightBins] of the ranked candidates
+
+  // Tensor maps of K and V, boxes of map_rows keys and 64 elements; map_rows is 0 where boxes cannot be used.
+  int32_t map_rows = 0;
+  CUtensorMap k_map = {}, v_map = {};
+};
+
+/// Empty, or the parameter that prefill on the device does not support and what is supported.
+std::string prefill_unsupported(const AttentionParams& params);
+size_t prefill_workspace_bytes(const AttentionParams& params);
+void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream);
+
+// The kernels of a call, in the order in which they are launched; each throws DeviceError naming the kernel.
+void launch_prefill_schedule(const PrefillCall& call, cudaStream_t stream);
+template <class T, int D>
+void launch_prefill_attend(const PrefillCall& call, bool sparse, cudaStream_t stream);
+template <class T, int D>
+void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream);
+template <class T, int D>
+void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t stream);
+void launch_prefill_select(const PrefillCall& call, int32_t chunk, cudaStream_t stream);
+
+}  // namespace kascade::cuda

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loading side of the prefill kernels: one warpgroup fills tiles in shared memory for two that compute.
+// Blocks of keys that lie whole in memory come as boxes by the bulk copy engine, gathered and partial ones 16
+// bytes a thread.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/ptx/barrier.cuh"
+#include "attention/cuda/sm90/prefill_call.h"
+
+namespace kascade::cuda {
+
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+constexpr int kLoadWarps = 4, kComputeWarps = 8;
+constexpr int kPrefillThreads = (kLoadWarps + kComputeWarps) * 32;
+// Registers of a loading and a computing thread: together no more than the multiprocessor has.
+constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
+// Arrivals at a barrier of a full tile: every loading thread's copies, and each loading warp for what it
+// stored itself.
+constexpr uint32_t kFullArrivals = kLoadWarps * 32 + kLoadWarps;
+
+__device__ inline int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+/// Where 16-byte piece `piece` of row `row` lies in a tile of `rows` rows: 64 columns after 64 columns,
+/// swizzled.
+template <int rows>
+__device__ inline uint32_t piece_address(uint32_t tile, int row, int piece) {
+  return tile + static_cast<uint32_t>(piece / 8 * rows * 128 + row * 128 + ((piece ^ row) & 7) * 16);
+}
+
+/// One loading warp copies its rows [warp * rows / 4, ...) of a tile [rows, D]: row i of them from base +
+/// offset of lane i; zeros where that lane's `exists` is false.
+template <int rows, int D, class T>
+__device__ inline void copy_rows(uint32_t tile, const T* base, int64_t offset, bool exists, int warp,
+                                 int lane) {
+  constexpr int kPieces = D / 8, kRows = rows / kLoadWarps;
+  const uint32_t all = __ballot_sync(kFullWarp, exists);
+#pragma unroll 4
+  for (int i = 0; i < kRows * kPieces / 32; ++i) {
+    const int n = i * 32 + lane, row = n / kPieces, piece = n % kPieces;
+    const int64_t from = __shfl_sync(kFullWarp, offset, row) + piece * 8;
+    copy_async_16(piece_address<rows>(tile, warp * kRows + row, piece), base + from, (all >> row & 1u) * 16);
+  }
+}
+
+/// A ring of tiles: stage and parity of the next one.
+template <int stages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void next() {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+/// Units of work, handed from the warp that draws them to all warps, two deep.
+template <class Unit>
+struct UnitQueue {
+  Unit units[2];
+  uint64_t full[2], empty[2];
+
+  __device__ void init() {
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(full[i], 1);
+      init_barrier(empty[i], kLoadWarps + kComputeWarps);
+    }
+  }
+};
+template <class Unit>
+class UnitReader {
+ public:
+  __device__ explicit UnitReader(UnitQueue<Unit>& queue) : queue_(queue) {}
+  /// The next unit; all lanes of a warp call it together.
+  __device__ Unit next() {
+    wait_barrier(queue_.full[ring_.stage], ring_.parity);
+    const Unit unit = queue_.units[ring_.stage];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(queue_.empty[ring_.stage]);
+    ring_.next();
+    return unit;
+  }
+
+ private:
+  UnitQueue<Unit>& queue_;
+  Ring<2> ring_;
+};
+template <class Unit>
+class UnitWriter {
+ public:
+  __device__ explicit UnitWriter(UnitQueue<Unit>& queue) : queue_(queue) {}
+  /// One thread calls it.
+  __device__ void put(const Unit& unit) {
+    wait_barrier(queue_.empty[ring_.stage], ring_.parity ^ 1);
+    queue_.units[ring_.stage] = unit;
+    arrive(queue_.full[ring_.stage]);
+    ring_.next();
+  }
+
+ private:
+  UnitQueue<Unit>& queue_;
+  Ring<2> ring_;
+};
+
+/// The keys of one unit: entry e is list[e] below count, then own_begin, own_begin + 1, ...
+struct KeyList {
+  const int32_t* list = nullptr;  // ascending positions below own_begin; anything else in it does not exist
+  int32_t count = 0;
+  int32_t own_begin = 0;
+  int32_t entries = 0;  // of a list without members: all keys of the sequence
+  int32_t batch = 0, kv_head = 0;
+};
+
+/// Fetches blocks of kKeys entries of a KeyList from last to first into tiles of K, and of V when it is
+/// given.
+template <class T, int D, int kKeys>
+class BlockLoader {
+  static constexpr int kRows = kKeys / kLoadWarps;
+
+ public:
+  static constexpr uint32_t kTileBytes = kKeys * D * 2;
+
+  __device__ BlockLoader(const PrefillCall& call, int warp, int lane)
+      : call_(call), warp_(warp), lane_(lane) {}
+
+  /// Starts on blocks block, block - 1, ... of a list.
+  __device__ void begin(const KeyList& keys, int32_t block) {
+    keys_ = keys;
+    boxes_ = keys.list == nullptr && keys.own_begin == 0 && call_.map_rows != 0;
+    if (boxes_) return;
+    position_ = load_position(block);
+    page_ = load_page(position_);
+    next_position_ = load_position(block - 1);
+  }
+
+  /// Whether the bulk copy engine fetches a block.
+  __device__ bool is_boxed(int32_t block) const { return boxes_ && (block + 1) * kKeys <= keys_.entries; }
+
+  /// Looks entries of the next block up while this one's are copied; once a block, before copy_keys.
+  __device__ void look_ahead(int32_t block) {
+    if (is_boxed(block)) return;
+    if (boxes_) {  // the one partial block of a list that is otherwise boxed
+      position_ = load_position(block);
+      page_ = load_page(position_);
+      next_page_ = 0;
+      after_next_ = -1;
+      return;
+    }
+    next_page_ = load_page(next_position_);
+    after_next_ = load_position(block - 2);
+  }
+
+  /// K of the block; exists: a bit for each of its keys, written when the list is not boxed.
+  __device__ void copy_keys(int32_t block, uint32_t tile, uint64_t& full, uint32_t* exists) {
+    const AttentionParams& p = call_.params;
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_map);
+    copy_rows<kKeys, D>(tile, static_cast<const T*>(p.k) + keys_.kv_head * p.k_head_stride,
+                        offset(p.k_page_stride, p.k_token_stride), position_ >= 0, warp_, lane_);
+    const uint32_t bits = __ballot_sync(kFullWarp, position_ >= 0 && lane_ < kRows);
+    arrive_after_copies(full);
+    if (lane_ != 0) return;
+    if (kRows == 32) {
+      exists[warp_] = bits;
+    } else {
+      reinterpret_cast<uint16_t*>(exists)[warp_] = static_cast<uint16_t>(bits);
+    }
+    arrive(full);
+  }
+  __device__ void copy_values(int32_t block, uint32_t tile, uint64_t& full) {
+    const AttentionParams& p = call_.params;
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_map);
+    copy_rows<kKeys, D>(tile, static_cast<const T*>(p.v) + keys_.kv_head * p.v_head_stride,
+                        offset(p.v_page_stride, p.v_token_stride), position_ >= 0, warp_, lane_);
+    arrive_after_copies(full);
+    if (lane_ == 0) arrive(full);
+  }
+
+  /// On to the block before.
+  __device__ void next() {
+    position_ = next_position_;
+    page_ = next_page_;
+    next_position_ = after_next_;
+  }
+
+ private:
+  static_assert(kRows == 32 || kRows == 16, "a lane looks up at most one key");
+
+  /// Position of this lane's entry of a block, -1 for none.
+  __device__ int32_t load_position(int32_t block) const {
+    const int32_t e = block * kKeys + warp_ * kRows + lane_;
+    if (block < 0 || lane_ >= kRows || e >= keys_.entries) return -1;
+    if (e >= keys_.count) return keys_.own_begin + e - keys_.count;
+    const int32_t j = __ldg(keys_.list + e), before = e > 0 ? __ldg(keys_.list + e - 1) : -1;
+    return j > before && j < keys_.own_begin ? j : -1;
+  }
+  __device__ int32_t load_page(int32_t position) const {
+    const AttentionParams& p = call_.params;
+    if (p.page_table == nullptr || position < 0) return 0;
+    return __ldg(p.page_table + keys_.batch * p.page_table_stride + position / p.page_size);
+  }
+  __device__ int64_t offset(int64_t page_stride, int64_t token_stride) const {
+    const AttentionParams& p = call_.params;
+    if (position_ < 0) return 0;
+    if (p.page_table == nullptr)
+      return (int64_t{__ldg(p.cu_seqlens_kv + keys_.batch)} + position_) * token_stride;
+    return page_ * page_stride + position_ % p.page_size * token_stride;
+  }
+
+  __device__ void copy_boxes(int32_t block, uint32_t tile, uint64_t& full, const CUtensorMap& map) const {
+    if (warp_ != 0) return;
+    const AttentionParams& p = call_.params;
+    if (lane_ == 0) {
+      expect_bytes(full, kTileBytes);
+      arrive(full, kFullArrivals);
+    }
+    __syncwarp();
+    const int32_t rows = call_.map_rows;
+#pragma unroll 1
+    for (int32_t box = lane_; box < kKeys / rows; box += 32) {
+      const int32_t key = block * kKeys + box * rows;
+      int32_t token = key, page = 0;
+      if (p.page_table != nullptr) {
+        page = __ldg(p.page_table + keys_.batch * p.page_table_stride + key / p.page_size);
+        token = key % p.page_size;
+      } else {
+        token += __ldg(p.cu_seqlens_kv + keys_.batch);
+      }
+#pragma unroll
+      for (int panel = 0; panel < D / 64; ++panel)
+        copy_box(tile + static_cast<uint32_t>(panel * kKeys + box * rows) * 128, &map, full, panel * 64,
+                 token, keys_.kv_head, page);
+    }
+    __syncwarp();
+  }
+
+  const PrefillCall& call_;
+  const int warp_, lane_;
+  KeyList keys_;
+  bool boxes_ = false;
+  int32_t position_ = -1, page_ = 0;  // of this lane's key of the block
+  int32_t next_position_ = -1, next_page_ = 0, after_next_ = -1;
+};
+
+/// Copies rows [first, first + rows) of a unit's packed rows to a tile [kBlockRows, D]; other rows become
+/// zeros. heads: query heads that share the keys, from head_begin on.
+template <class T, int D>
+__device__ inline void copy_queries(const AttentionParams& p, uint32_t tile, uint64_t& full, int32_t row,
+                                    int32_t first, int32_t rows, int32_t head_begin, int32_t heads, int warp,
+                                    int lane) {
+  const int32_t i = warp * 32 + lane, n = first + i;
+  const bool exists = i < rows;
+  const int64_t offset =
+      exists ? int64_t{row + n / heads} * p.q_row_stride + (head_begin + n % heads) * p.q_head_stride : 0;
+  copy_rows<kBlockRows, D>(tile, static_cast<const T*>(p.q), offset, exists, warp, lane);
+  arrive_after_copies(full);
+}
+
+}  // namespace kascade::cuda
