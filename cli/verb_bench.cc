@@ -56,6 +56,7 @@ struct OperatorBench {
     verb.add_option("--kernel", options.kernel, "Implementation by name (default: the best here)");
     verb.add_option("--repetitions", options.repetitions, "Timed calls of each role; 0 = enough")
         ->check(CLI::Range(0, 10000));
+    verb.add_option("--commit", options.commit, "Of the build, for the report");
     machine.add_json(verb);
     verb.callback([self, run] { *run = [self] { self->run(); }; });
   }

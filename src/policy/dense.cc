@@ -9,7 +9,12 @@ class Dense final : public Policy {
  public:
   const std::string& name() const override { return name_; }
   std::string describe() const override { return name_; }
-  LayerRule rule(int, Phase) const override { return {}; }
+  LayerRule rule(int, Phase phase) const override {
+    LayerRule rule;
+    // Steps have too few rows for the kernels of prefill.
+    if (phase == Phase::kDecode) rule.tile_rule = TileRule::kStep;
+    return rule;
+  }
 
  private:
   std::string name_ = "dense";

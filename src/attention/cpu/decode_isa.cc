@@ -18,20 +18,32 @@ constexpr int kDecodeRows = 16;
 // Keys whose values are multiplied before the next dims and rows are: their rows of V stay in the first-level
 // cache.
 constexpr int kValueKeys = 64;
-// Rows of K and V are fetched this many keys ahead: about 8 KB, what one core keeps in flight.
-constexpr int kFetchAhead = 24;
+// Rows of K and V are fetched this far ahead into the second-level cache, in step with the products: the
+// first level tracks too few misses to cover the latency of memory, and fetches past what the second level
+// tracks are dropped, so they must not come in bursts. Close by, each row is fetched again into the first
+// level. docs/kernels/cpu_attention.md has the timings.
+constexpr int64_t kFarBytes = 16 << 10;
+constexpr int64_t kNearBytes = 1 << 10;
+constexpr int kMostFarRows = 192;
+// So that memory does not rest while weights are computed, rows are fetched beyond that distance then: as
+// many for each query row, up to so many in all.
+constexpr int kRowsPerSoftmax = 12;
+constexpr int kSpareRows = 64;
+// Rows that are fetched at once when nothing has been fetched yet.
+constexpr int kFirstRows = 16;
+// Entries past the rows of a split.
+constexpr int kNextRows = kMostFarRows + kSpareRows + 2 * kLanes;
 constexpr float kLn2 = 0.69314718056f;
 constexpr float kLeastKeptSum = 0x1p-64f;
 
 HWY_INLINE int64_t padded_dim(int64_t head_dim) { return round_up(head_dim, 32); }
 
 struct Scratch {
-  const char** key_rows;    // [kSplitKeys + kLanes]
-  const char** value_rows;  // the same
+  const char** rows;        // [2 * kSplitKeys + kNextRows] in the order of reading: K, V, what is next
   int32_t* positions;       // [kSplitKeys]
   float* scores;            // [kDecodeRows, kSplitKeys]
   uint32_t* probabilities;  // [kDecodeRows, kSplitKeys / 2] when they are rounded
-  char* queries;            // [kDecodeRows, padded dim] words
+  char* queries;            // [kDecodeRows, padded dim] words, or blocks of four rows (query_blocks)
   int32_t* list;
   float* weights;  // [keys]
   uint32_t* select;
@@ -39,8 +51,7 @@ struct Scratch {
 
   HWY_INLINE Scratch(int64_t head_dim, int64_t list_size, int64_t key_count, char* base) {
     Carver carver(base);
-    key_rows = carver.take<const char*>(kSplitKeys + kLanes);
-    value_rows = carver.take<const char*>(kSplitKeys + kLanes);
+    rows = carver.take<const char*>(2 * kSplitKeys + kNextRows);
     positions = carver.take<int32_t>(kSplitKeys + kLanes);
     scores = carver.take<float>(kDecodeRows * kSplitKeys);
     probabilities = carver.take<uint32_t>(kDecodeRows * kSplitKeys / 2);
@@ -52,9 +63,11 @@ struct Scratch {
   }
 };
 
-/// All lines of a row, into every cache level.
-HWY_INLINE void fetch(const char* row, int64_t row_bytes) {
-  for (int64_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
+/// Lines of a row, into the second-level cache (Locality 2) or into every level (3).
+template <int Locality>
+HWY_INLINE void fetch(const char* row, int64_t bytes) {
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, Locality);
 }
 
 template <class M>
@@ -68,21 +81,27 @@ class Split {
         s_(scratch),
         head_dim_(split.rows.head_dim),
         row_bytes_(split.rows.head_dim * static_cast<int64_t>(sizeof(Stored))),
-        out_stride_(padded_dim(split.rows.head_dim)) {}
+        out_stride_(padded_dim(split.rows.head_dim)),
+        far_rows_(rows_in(kFarBytes, kMostFarRows)),
+        near_rows_(rows_in(kNearBytes, kLanes)) {}
 
   void run() {
-    if (!load_rows(true)) return;
+    if (!load_rows(true, d_.values)) return;
     for (int row = 0; row < d_.rows.rows(); row += kDecodeRows) {
       const int count = d_.rows.rows() - row < kDecodeRows ? d_.rows.rows() - row : kDecodeRows;
       load_queries(row, count);
-      multiply_keys(count);
-      for (int r = 0; r < count; ++r) weigh(row + r, s_.scores + r * kSplitKeys, r);
+      multiply_keys(row, count);
+      for (int r = 0; r < count; ++r) {
+        if (row == 0) fetch_spare(count_, kRowsPerSoftmax);
+        weigh(row + r, s_.scores + r * kSplitKeys, r);
+      }
       if (d_.values) multiply_values(row, count);
     }
+    leave(d_.values ? values_ + count_ : values_);
   }
 
   void run_kept(const cpu::DecodeKept& kept) {
-    if (!load_rows(false)) return;
+    if (!load_rows(false, true)) return;
     const int rows = d_.rows.rows();
     for (int row = 0; row < rows; row += kDecodeRows) {
       const int count = rows - row < kDecodeRows ? rows - row : kDecodeRows;
@@ -94,15 +113,23 @@ class Split {
           p[i] = source[position] * kept.factors[position / kSplitKeys * rows + row + r];
         }
         d_.maximum[row + r] = kept.row_maximum[row + r];
+        if (row == 0) fetch_spare(0, kRowsPerSoftmax);
         finish_row(row + r, p, count_, r);
       }
       multiply_values(row, count);
     }
+    leave(values_ + count_);
   }
 
  private:
-  /// Addresses of the split's keys; an empty split gets maxima of -inf.
-  bool load_rows(bool with_keys) {
+  /// Rows that `bytes` bytes are.
+  int rows_in(int64_t bytes, int most) const {
+    const int64_t rows = bytes / row_bytes_;
+    return rows < 1 ? 1 : rows > most ? most : static_cast<int>(rows);
+  }
+
+  /// Addresses of the split's rows; an empty split gets maxima of -inf.
+  bool load_rows(bool with_keys, bool with_values) {
     cpu::KeySource keys = d_.keys;
     if (keys.list != nullptr && with_keys) {
       keys.list = checked_list(keys.list, &keys.list_count, static_cast<int32_t>(keys.own_begin), s_.list);
@@ -117,20 +144,84 @@ class Split {
       }
       return false;
     }
-    for_each_key(d_.cache, keys, d_.begin, count_,
-                 [&](int i, int64_t position, const char* k, const char* v) {
-                   s_.positions[i] = static_cast<int32_t>(position);
-                   s_.key_rows[i] = k;
-                   s_.value_rows[i] = v;
-                 });
-    // Groups of keys are rounded up: the last key stands in, with probability 0.
-    for (int i = count_; i < count_ + kLanes; ++i) {
-      s_.key_rows[i] = s_.key_rows[count_ - 1];
-      s_.value_rows[i] = s_.value_rows[count_ - 1];
-    }
-    const char* const* first = with_keys ? s_.key_rows : s_.value_rows;
-    for (int i = 0; i < kFetchAhead && i < count_; ++i) fetch(first[i], row_bytes_);
+    values_ = s_.rows + (with_keys ? count_ : 0);
+    locate(d_.cache, keys, d_.begin, count_, s_.positions, with_keys ? s_.rows : nullptr,
+           with_values ? values_ : nullptr);
+    load_next_rows(with_values ? values_ + count_ : values_, with_keys, keys);
+    fetched_ = d_.fetched;
+    if (fetched_ == 0) fetch_far(kFirstRows);
     return true;
+  }
+
+  /// Positions and rows of keys; what is null is not wanted.
+  static void locate(const cpu::CacheView& cache, const cpu::KeySource& keys, int64_t begin, int count,
+                     int32_t* positions, const char** key_rows, const char** value_rows) {
+    const bool alike =
+        cache.k_page_stride == cache.v_page_stride && cache.k_token_stride == cache.v_token_stride;
+    if (alike && positions != nullptr && value_rows != nullptr) {
+      const int64_t distance = cache.v - cache.k;
+      const char** const first = key_rows != nullptr ? key_rows : value_rows;
+      for_each_key(cache, keys, begin, count, [&](int i, int64_t position, const char* k, const char*) {
+        positions[i] = static_cast<int32_t>(position);
+        first[i] = k;
+        value_rows[i] = k + distance;
+      });
+      return;
+    }
+    for_each_key(cache, keys, begin, count, [&](int i, int64_t position, const char* k, const char* v) {
+      if (positions != nullptr) positions[i] = static_cast<int32_t>(position);
+      if (key_rows != nullptr) key_rows[i] = k;
+      if (value_rows != nullptr) value_rows[i] = v;
+    });
+  }
+
+  /// Past the split's rows come the first ones of the next piece, for the fetches alone, and stand-ins.
+  void load_next_rows(const char** end, bool with_keys, const cpu::KeySource& keys) {
+    const char* last = end[-1];
+    next_rows_ = 0;
+    if (d_.next != nullptr) {
+      cpu::KeySource next = d_.next->keys;
+      const int64_t begin = d_.next->begin;
+      bool good = true;
+      if (next.list != nullptr && with_keys) {
+        if (next.list == d_.keys.list) {
+          next = keys;
+        } else {
+          good = is_ascending(next.list, next.list_count, next.own_begin);
+        }
+      }
+      const int64_t left = next.size() - begin;
+      if (good && left > 0) {
+        const int most = far_rows_ + kSpareRows;
+        next_rows_ = static_cast<int>(left < most ? left : most);
+        locate(d_.next->cache, next, begin, next_rows_, nullptr, with_keys ? end : nullptr,
+               with_keys ? nullptr : end);
+      }
+    }
+    for (int i = next_rows_; i < far_rows_ + kSpareRows + 2 * kLanes; ++i) end[i] = last;
+  }
+
+  /// Tells the next piece how many of its rows were fetched.
+  void leave(const char* const* end) const {
+    if (d_.next == nullptr) return;
+    const int ahead = fetched_ - static_cast<int>(end - s_.rows);
+    d_.next->fetched = ahead < 0 ? 0 : ahead < next_rows_ ? ahead : next_rows_;
+  }
+
+  /// Fetches up to `rows` rows beyond the usual distance from row `done`, where there is time to.
+  void fetch_spare(int done, int rows) {
+    const int room = done + far_rows_ + kSpareRows - fetched_;
+    fetch_far(room < rows ? room : rows);
+  }
+
+  template <int Dims = 0>
+  HWY_INLINE int64_t row_bytes() const {
+    return Dims > 0 ? Dims * static_cast<int64_t>(sizeof(Stored)) : row_bytes_;
+  }
+
+  template <int Dims = 0>
+  HWY_INLINE void fetch_far(int rows) {
+    for (int i = 0; i < rows; ++i) fetch<2>(s_.rows[fetched_++], row_bytes<Dims>());
   }
 
   const float* query_row(int r) const {
@@ -142,73 +233,147 @@ class Split {
     return reinterpret_cast<Word*>(s_.queries) + r * padded_dim(head_dim_) / M::kPair;
   }
 
+  /// Where rows r..r + 3 (r a multiple of 4) have their queries rounded and side by side: 8 dims of each.
+  Word* query_blocks(int r) const { return query(r); }
+
   void load_queries(int first, int count) {
-    for (int r = 0; r < count; ++r) {
-      const float* row = query_row(first + r);
-      Word* words = query(r);
+    if constexpr (M::kPair == 1) {
+      for (int r = 0; r < count; ++r) {
+        const float* row = query_row(first + r);
+        for (int c = 0; c < head_dim_; c += kLanes) store(load_first(row + c, head_dim_ - c), query(r) + c);
+      }
+    } else {
+      load_query_blocks(first, count);
+    }
+  }
+
+  /// Rows that are missing in the last block are zeros.
+  void load_query_blocks(int first, int count) {
+    alignas(64) Word words[kLanes];
+    for (int r = 0; r < round_up(count, 4); ++r) {
+      Word* blocks = query_blocks(r / 4 * 4) + r % 4 * 4;
       for (int c = 0; c < head_dim_; c += M::kLoad) {
-        if constexpr (M::kPair == 1) {
-          store(load_first(row + c, head_dim_ - c), words + c);
+        if (r < count) {
+          const float* row = query_row(first + r) + c;
+          store(round_to_bfloat(load_first(row, head_dim_ - c),
+                                load_first(row + kLanes, head_dim_ - c - kLanes)),
+                words);
         } else {
-          store(round_to_bfloat(load_first(row + c, head_dim_ - c),
-                                load_first(row + c + kLanes, head_dim_ - c - kLanes)),
-                words + c / 2);
+          store(broadcast(0u), words);
         }
+        for (int block = 0; block < 4; ++block)
+          __builtin_memcpy(blocks + (c / 2 + block * 4) * 4, words + block * 4, 4 * sizeof(Word));
       }
     }
   }
 
   // ---- Scores.
 
-  void multiply_keys(int rows) {
+  void multiply_keys(int first, int rows) {
+    // The head dims that matter most have their loops unrolled.
+    switch (head_dim_) {
+      case 64:
+        multiply_keys_of<64>(first, rows);
+        break;
+      case 128:
+        multiply_keys_of<128>(first, rows);
+        break;
+      default:
+        multiply_keys_of<0>(first, rows);
+    }
+  }
+
+  template <int Dims>
+  void multiply_keys_of(int first, int rows) {
     for (int j = 0; j < count_; j += kLanes) {
+      // Past the last key come other rows: their scores are masked.
       int r = 0;
-      if constexpr (kLanes >= 4) {
-        for (; r + 4 <= rows; r += 4) score_keys<4, 4>(r, j);
+      const auto fetches = [&] { return first == 0 && r == 0; };
+      if constexpr (M::kPair == 2) {
+        for (; r < rows; r += 4) score_blocks<Dims>(r, j, fetches());
+      } else if constexpr (kLanes >= 4) {
+        for (; r + 4 <= rows; r += 4) score_keys<4, 4, Dims>(r, j, fetches());
         if (rows - r == 3) {
-          score_keys<3, 4>(r, j);
+          score_keys<3, 4, Dims>(r, j, fetches());
           r += 3;
         }
         if (rows - r == 2) {
-          score_keys<2, 2>(r, j);
+          score_keys<2, 2, Dims>(r, j, fetches());
           r += 2;
         }
       }
-      for (; r < rows; ++r) score_keys<1, 1>(r, j);
+      for (; r < rows; ++r) score_keys<1, 1, Dims>(r, j, fetches());
     }
+    const int missing = count_ + far_rows_ - fetched_;
+    if (first == 0 && missing > 0) fetch_far(missing);
   }
 
-  /// Fetches `count` keys ahead of key j; past the last key come the first rows of V.
-  HWY_INLINE void fetch_keys(int j, int count) {
-    for (int i = j + kFetchAhead; i < j + kFetchAhead + count; ++i) {
-      if (i < count_) {
-        fetch(s_.key_rows[i], row_bytes_);
-      } else if (d_.values && i - count_ < count_) {
-        fetch(s_.value_rows[i - count_], row_bytes_);
-      }
-    }
+  /// Fetches for the time in which rows [row, row + count) are multiplied: twice as many until they are far
+  /// enough ahead, and fewer while they are farther.
+  template <int Dims>
+  HWY_INLINE void fetch_keys(int row, int count) {
+    const int ahead = fetched_ - row;
+    fetch_far<Dims>(ahead < far_rows_ ? 2 * count : ahead > far_rows_ && row % 8 == 0 ? count - 1 : count);
+    for (int i = 0; i < count; ++i) fetch<3>(s_.rows[row + near_rows_ + i], row_bytes<Dims>());
   }
 
-  /// Scores of Rows rows from `first` with kLanes keys from j; Slots (Rows rounded up to a power of two) rows
-  /// and kLanes / Slots keys share one sum across lanes.
-  template <int Rows, int Slots>
-  HWY_INLINE void score_keys(int first, int j) {
+  /// Scores of Rows rows from slot `first` with kLanes keys from j; Slots (Rows rounded up to a power of two)
+  /// rows and kLanes / Slots keys share one sum across lanes.
+  template <int Rows, int Slots, int Dims>
+  HWY_INLINE void score_keys(int first, int j, bool fetches) {
     constexpr int kKeys = kLanes / Slots;
     const Word* queries[Rows];
     for (int m = 0; m < Rows; ++m) queries[m] = query(first + m);
+    const int dims = Dims > 0 ? Dims : head_dim_;
     for (int step = 0; step < Slots; ++step) {
-      const char* const* keys = s_.key_rows + j + step * kKeys;
-      if (first == 0) fetch_keys(j + step * kKeys, kKeys);
+      const char* const* keys = s_.rows + j + step * kKeys;
+      if (fetches) fetch_keys<Dims>(j + step * kKeys, kKeys);
       VecF acc[kLanes];
       for (int i = 0; i < kLanes; ++i) acc[i] = zero();
-      const int whole = head_dim_ / M::kLoad * M::kLoad;
+      const int whole = dims / M::kLoad * M::kLoad;
       for (int c = 0; c < whole; c += M::kLoad) multiply_dims<Rows, kKeys>(queries, keys, c, M::kLoad, acc);
-      if (whole < head_dim_) multiply_dims<Rows, kKeys>(queries, keys, whole, head_dim_ - whole, acc);
+      if (whole < dims) multiply_dims<Rows, kKeys>(queries, keys, whole, dims - whole, acc);
       alignas(64) float sums[kLanes];
       store(sums_of(acc), sums);
       for (int m = 0; m < Rows; ++m)
         __builtin_memcpy(s_.scores + (first + m) * kSplitKeys + j + step * kKeys, sums + m * kKeys,
                          kKeys * sizeof(float));
+    }
+  }
+
+  /// Scores of the rows first..first + 3 with kLanes keys from j. A block of a vector holds a row: 8 dims of
+  /// a key are broadcast to all blocks, and sums across lanes stay within blocks.
+  template <int Dims>
+  HWY_INLINE void score_blocks(int first, int j, bool fetches) {
+    constexpr int kKeys = 4;
+    constexpr int kChunks = Dims / 8;
+    const Word* words = query_blocks(first);
+    VecU queries[kChunks > 0 ? kChunks : 1];
+    for (int i = 0; i < kChunks; ++i) queries[i] = load(words + i * kLanes);
+    for (int step = j; step < j + kLanes; step += kKeys) {
+      const char* const* keys = s_.rows + step;
+      // Even and odd chunks, for the latency of the products.
+      VecF acc[2][kKeys];
+      for (int k = 0; k < kKeys; ++k) acc[0][k] = acc[1][k] = zero();
+      const auto add = [&](int i, VecU query) {
+        for (int k = 0; k < kKeys; ++k)
+          acc[i % 2][k] = dot_pairs(acc[i % 2][k], query, broadcast_block(keys[k] + i * 16));
+      };
+      if constexpr (kChunks > 0) {
+        // Rows are fetched one at a time, between the products.
+#pragma GCC unroll 16
+        for (int i = 0; i < kChunks; ++i) {
+          if (fetches && i % (kChunks / kKeys) == 0) fetch_keys<Dims>(step + i / (kChunks / kKeys), 1);
+          add(i, queries[i]);
+        }
+      } else {
+        if (fetches) fetch_keys<Dims>(step, kKeys);
+        for (int i = 0; i < head_dim_ / 8; ++i) add(i, load(words + i * kLanes));
+      }
+      float* scores[4];
+      for (int m = 0; m < 4; ++m) scores[m] = s_.scores + (first + m) * kSplitKeys + step;
+      for (int k = 0; k < kKeys; ++k) acc[0][k] = hn::Add(acc[0][k], acc[1][k]);
+      store_blocks(block_sums_of(acc[0]), scores);
     }
   }
 
@@ -284,35 +449,34 @@ class Split {
     for (int begin = 0; begin < count_; begin += kValueKeys) {
       const int end = begin + kValueKeys < count_ ? begin + kValueKeys : count_;
       for (int c = 0; c < head_dim_;) {
-        const bool fetches = c == 0;
         const int left = head_dim_ - c;
         int width = kWide;
         if (left >= kWide) {
-          value_rows<kWide, true>(first, rows, begin, end, c, kWide, fetches);
+          value_rows<kWide, true>(first, rows, begin, end, c, kWide);
         } else if (left >= M::kLoad) {
           width = M::kLoad;
-          value_rows<M::kLoad, true>(first, rows, begin, end, c, M::kLoad, fetches);
+          value_rows<M::kLoad, true>(first, rows, begin, end, c, M::kLoad);
         } else {
           width = left;
-          value_rows<M::kLoad, false>(first, rows, begin, end, c, left, fetches);
+          value_rows<M::kLoad, false>(first, rows, begin, end, c, left);
         }
         c += width;
       }
     }
+    if (first == 0) fetched_ += count_;
   }
 
   template <int Width, bool Whole>
-  void value_rows(int first, int rows, int begin, int end, int c, int dims, bool fetches) {
+  void value_rows(int first, int rows, int begin, int end, int c, int dims) {
     int r = 0;
-    for (; r + 4 <= rows; r += 4)
-      value_block<4, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+    for (; r + 4 <= rows; r += 4) value_block<4, Width, Whole>(first, r, begin, end, c, dims);
     switch (rows - r) {
       case 3:
-        return value_block<3, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+        return value_block<3, Width, Whole>(first, r, begin, end, c, dims);
       case 2:
-        return value_block<2, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+        return value_block<2, Width, Whole>(first, r, begin, end, c, dims);
       case 1:
-        return value_block<1, Width, Whole>(first, r, begin, end, c, dims, fetches && r == 0);
+        return value_block<1, Width, Whole>(first, r, begin, end, c, dims);
       default:
         return;
     }
@@ -320,7 +484,7 @@ class Split {
 
   /// Adds keys [begin, end) times dims [c, c + Width) for Rows rows from slot r on.
   template <int Rows, int Width, bool Whole>
-  HWY_NOINLINE void value_block(int first, int r, int begin, int end, int c, int dims, bool fetches) {
+  HWY_NOINLINE void value_block(int first, int r, int begin, int end, int c, int dims) {
     constexpr int kVectors = (Width + kLanes - 1) / kLanes;
     float* out = d_.partial + (first + r) * out_stride_ + c;
     const Word* p[Rows];
@@ -328,22 +492,29 @@ class Split {
     VecF acc[Rows][kVectors];
     for (int m = 0; m < Rows; ++m)
       for (int v = 0; v < kVectors; ++v) acc[m][v] = load(out + m * out_stride_ + v * kLanes);
+    // The first rows to come by fetch for all, each of their passes the dims that it multiplies.
+    const bool fetches = first == 0 && r == 0;
+    const int ahead = fetched_ - static_cast<int>(values_ - s_.rows);
+    constexpr int64_t kPassBytes = Width * static_cast<int64_t>(sizeof(Stored));
+    const int64_t offset = c * static_cast<int64_t>(sizeof(Stored));
     for (int j = begin; j < end; j += M::kPair) {
       if (fetches) {
-        for (int i = j + kFetchAhead; i < j + kFetchAhead + M::kPair; ++i)
-          if (i < count_) fetch(s_.value_rows[i], row_bytes_);
+        for (int i = j; i < j + M::kPair; ++i) {
+          fetch<2>(values_[i + ahead] + offset, kPassBytes);
+          fetch<3>(values_[i + near_rows_] + offset, kPassBytes);
+        }
       }
       typename M::Vec value[kVectors];
       if constexpr (M::kPair == 2) {
-        const auto* even = reinterpret_cast<const Stored*>(s_.value_rows[j]) + c;
-        const auto* odd = reinterpret_cast<const Stored*>(s_.value_rows[j + 1]) + c;
+        const auto* even = reinterpret_cast<const Stored*>(values_[j]) + c;
+        const auto* odd = reinterpret_cast<const Stored*>(values_[j + 1 < end ? j + 1 : j]) + c;
         for (int v = 0; v < kVectors; v += 2) {
           const int count = Whole ? M::kLoad : dims;
           interleave_rows(load_pairs(even + v * kLanes, count), load_pairs(odd + v * kLanes, count),
                           &value[v], &value[v + 1]);
         }
       } else {
-        const auto* row = reinterpret_cast<const Stored*>(s_.value_rows[j]) + c;
+        const auto* row = reinterpret_cast<const Stored*>(values_[j]) + c;
         for (int v = 0; v < kVectors; ++v) value[v] = load_as_float(row + v * kLanes, Whole ? kLanes : dims);
       }
       for (int m = 0; m < Rows; ++m) {
@@ -360,7 +531,11 @@ class Split {
   const int head_dim_;
   const int64_t row_bytes_;
   const int64_t out_stride_;
+  const int far_rows_, near_rows_;  // how far ahead rows are fetched
+  const char** values_ = nullptr;   // the rows of V among s_.rows
   int count_ = 0;
+  int fetched_ = 0;    // of s_.rows
+  int next_rows_ = 0;  // of the next piece, known here
 };
 
 /// 2^x of one number, with the same bits as a vector's.

@@ -17,7 +17,7 @@ void decode_select(const cpu::DecodeSelect& select);
 int64_t select_scratch_size(int64_t n);
 int64_t select_ranked(const float* weights, int64_t n, int64_t k, int32_t first, int32_t* members,
                       uint32_t* scratch);
-void read_memory(const char* data, int64_t bytes, float* sink);
+void read_memory(const char* data, int64_t bytes, const cpu::ReadAhead& ahead, float* sink);
 double multiply_floats(int64_t rounds, float* sink);
 double multiply_bfloats(int64_t rounds, float* sink);
 

@@ -236,10 +236,50 @@ class DecodeCall {
       set_items = start_loop(&group_[g].second, set_items);
       if (group_[g].owner >= 0) owner_[group_[g].owner].pending = owner_[group_[g].owner].groups;
     }
-    for_each_item(pool_, items, [&](int64_t item, int worker) { run_first(item, groups, worker); });
-    for_each_item(pool_, set_items, [&](int64_t item, int worker) { run_second(item, groups, worker); });
+    run_loops<&Group::first>(items, groups, [this](Group& group, const DecodeSplit& split, int worker) {
+      finish_first(group, split, worker);
+    });
+    run_loops<&Group::second>(set_items, groups, [this](Group& group, const DecodeSplit& split, int worker) {
+      finish_second(group, split, worker);
+    });
     tiles_ = 0;
     arena_cut_.rewind(0);
+  }
+
+  /// Hands out items in runs, long at first and short at last: a worker fetches across the items of its run,
+  /// and none waits long for another in the end. finish(group, split, worker) computes an item.
+  template <Loop Group::*kLoop, class Finish>
+  void run_loops(int64_t items, int64_t groups, const Finish& finish) {
+    const int64_t threads = threads_of(pool_);
+    int64_t taken = 0;
+    for_each_item(pool_, std::min(items, threads), [&](int64_t, int worker) {
+      int64_t begin = __atomic_load_n(&taken, __ATOMIC_RELAXED);
+      while (begin < items) {
+        const int64_t end = begin + std::max<int64_t>((items - begin) / (2 * threads), 1);
+        if (!__atomic_compare_exchange_n(&taken, &begin, end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+          continue;
+        run_items<kLoop>(begin, end, groups, worker, finish);
+        begin = __atomic_load_n(&taken, __ATOMIC_RELAXED);
+      }
+    });
+  }
+
+  template <Loop Group::*kLoop, class Finish>
+  void run_items(int64_t begin, int64_t end, int64_t groups, int worker, const Finish& finish) {
+    Group* group = &group_at<kLoop>(begin, groups);
+    DecodeSplit split = split_of(*group, group->*kLoop, begin - (group->*kLoop).first_item, worker);
+    for (int64_t item = begin; item < end; ++item) {
+      Group* next_group = group;
+      DecodeSplit next;
+      if (item + 1 < end) {
+        while (item + 1 - (next_group->*kLoop).first_item >= (next_group->*kLoop).splits) ++next_group;
+        next = split_of(*next_group, next_group->*kLoop, item + 1 - (next_group->*kLoop).first_item, worker);
+        split.next = &next;
+      }
+      finish(*group, split, worker);
+      group = next_group;
+      split = next;
+    }
   }
 
   static int64_t start_loop(Loop* loop, int64_t items) {
@@ -267,6 +307,8 @@ class DecodeCall {
     work.count = static_cast<int32_t>(std::clamp<int64_t>(loop.keys.size() - work.begin, 0, kSplitKeys));
     work.list_size = p_.role == Role::kReuse ? p_.capacity : 0;
     work.values = loop.partial != nullptr;
+    work.kept = group.kept;
+    work.kept_stride = group.kept_stride;
     work.maximum = loop.maximum + split * rows;
     work.sum = loop.sum + split * rows;
     if (work.values) work.partial = loop.partial + split * rows * kernels_.padded_head_dim(p_.head_dim);
@@ -277,12 +319,8 @@ class DecodeCall {
   /// Whether the caller has taken the last one.
   static bool take(int64_t* pending) { return __atomic_sub_fetch(pending, 1, __ATOMIC_ACQ_REL) == 0; }
 
-  void run_first(int64_t item, int64_t groups, int worker) {
-    Group& group = group_at<&Group::first>(item, groups);
+  void finish_first(Group& group, const DecodeSplit& split, int worker) {
     Loop& loop = group.first;
-    DecodeSplit split = split_of(group, loop, item - loop.first_item, worker);
-    split.kept = group.kept;
-    split.kept_stride = group.kept_stride;
     kernels_.decode_split(split);
     if (!take(&loop.pending)) return;
     DecodeMerge merge = merge_of(group, loop);
@@ -332,21 +370,21 @@ class DecodeCall {
   }
 
   /// An anchor attends to what it selected, with the probabilities that its first loop kept.
-  void run_second(int64_t item, int64_t groups, int worker) {
-    Group& group = group_at<&Group::second>(item, groups);
+  void finish_second(Group& group, const DecodeSplit& split, int worker) {
     Loop& loop = group.second;
     DecodeKept kept;
-    kept.split = split_of(group, loop, item - loop.first_item, worker);
-    kept.split.kept = group.kept;
-    kept.split.kept_stride = group.kept_stride;
+    kept.split = split;
     kept.factors = group.first.maximum;
     kept.row_maximum = group.row_maximum;
     kernels_.decode_kept(kept);
     if (!take(&loop.pending)) return;
     const DecodeMerge merge = merge_of(group, loop);
     if (kernels_.decode_merge(merge, true)) return;
-    for (int64_t split = 0; split < loop.splits; ++split)
-      kernels_.decode_split(split_of(group, loop, split, worker));
+    for (int64_t i = 0; i < loop.splits; ++i) {
+      DecodeSplit afresh = split_of(group, loop, i, worker);
+      afresh.kept = nullptr;
+      kernels_.decode_split(afresh);
+    }
     kernels_.decode_merge(merge, false);
   }
 

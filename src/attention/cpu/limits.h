@@ -21,7 +21,7 @@ struct Limits {
 };
 
 /// The best of several runs on all threads of the pool. buffer is read for the bandwidth; it should hold
-/// several times last_level_cache_bytes() and must have been written. A call takes about half a second.
+/// several times last_level_cache_bytes() and must have been written. A call takes about a second.
 Limits measure_limits(const Kernels& kernels, ThreadPool& pool, const void* buffer, int64_t buffer_bytes);
 
 /// Size of the last-level cache; 32 MiB when the system does not say.

@@ -31,12 +31,14 @@ double multiply(int64_t rounds, float* sink) {
 
 }  // namespace
 
-void read_memory(const char* data, int64_t bytes, float* sink) {
+void read_memory(const char* data, int64_t bytes, const cpu::ReadAhead& ahead, float* sink) {
   constexpr int64_t kVector = kLanes * static_cast<int64_t>(sizeof(float));
   VecU sums[4] = {broadcast(0u), broadcast(0u), broadcast(0u), broadcast(0u)};
   for (int64_t i = 0; i + 4 * kVector <= bytes; i += 4 * kVector) {
-    __builtin_prefetch(data + i + 2048);
-    if (kVector > 16) __builtin_prefetch(data + i + 2048 + 64);
+    for (int64_t line = i; line < i + 4 * kVector; line += 64) {
+      if (ahead.far > 0) __builtin_prefetch(data + line + ahead.far, 0, 2);
+      if (ahead.near > 0) __builtin_prefetch(data + line + ahead.near, 0, 3);
+    }
     for (int v = 0; v < 4; ++v)
       sums[v] = hn::Xor(sums[v], load(reinterpret_cast<const uint32_t*>(data + i + v * kVector)));
   }

@@ -116,18 +116,23 @@ HWY_INLINE void for_each_key(const cpu::CacheView& cache, const cpu::KeySource& 
   run(i, keys.own_begin + (begin + i - keys.list_count));
 }
 
+/// Whether a list is ascending within [0, end).
+HWY_INLINE bool is_ascending(const int32_t* list, int64_t count, int64_t end) {
+  if (count == 0) return true;
+  if (list[0] < 0 || list[count - 1] >= end) return false;
+  int64_t i = 1;
+  for (; i + kLanes <= count; i += kLanes)
+    if (!hn::AllTrue(TagI(), hn::Gt(load(list + i), load(list + i - 1)))) return false;
+  for (; i < count; ++i)
+    if (list[i] <= list[i - 1]) return false;
+  return true;
+}
+
 /// A set from the caller may hold anything. Returns list itself when it is ascending within [0, end), else
 /// what is left in scratch when other entries are dropped; *count is updated.
 HWY_INLINE const int32_t* checked_list(const int32_t* list, int64_t* count, int64_t end, int32_t* scratch) {
-  int64_t last = -1;
-  uint32_t bad = 0;
-  for (int64_t i = 0; i < *count; ++i) {
-    bad |= static_cast<uint32_t>(list[i] <= last) | static_cast<uint32_t>(list[i] >= end);
-    last = list[i];
-  }
-  if (bad == 0) return list;
-  int64_t kept = 0;
-  last = -1;
+  if (is_ascending(list, *count, end)) return list;
+  int64_t kept = 0, last = -1;
   for (int64_t i = 0; i < *count; ++i) {
     if (list[i] <= last || list[i] >= end) continue;
     last = list[i];

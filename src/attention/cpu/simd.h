@@ -125,13 +125,11 @@ HWY_INLINE VecF exp2_nonpositive(VecF x) {
 #endif
 }
 
-/// Lane i is the sum of the lanes of v[i]. The order of the additions is the same for every i.
-HWY_INLINE VecF sums_of(const VecF* v) {
-#if HWY_TARGET == HWY_SCALAR
-  return v[0];
-#elif defined(__AVX512F__)
-  // Each step adds two vectors into one of which every half (of a block, then of the vector) belongs to one
-  // of the two. Blends run on any pipe, so a step shuffles only once.
+#if defined(__AVX512F__)
+/// Lane 4 b + i is the sum of the four lanes of block b of v[i], i in 0..3.
+HWY_INLINE VecF block_sums_of(const VecF* v) {
+  // Each step adds two vectors into one of which every half of a block belongs to one of the two. Blends run
+  // on any pipe, so a step shuffles only once.
   const auto halves = [](VecF a, VecF b) {  // lanes a a b b
     return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a.raw, b.raw), _mm512_shuffle_ps(a.raw, b.raw, 0x4E));
   };
@@ -139,7 +137,17 @@ HWY_INLINE VecF sums_of(const VecF* v) {
     return _mm512_add_ps(_mm512_mask_blend_ps(0xAAAA, ab, cd),
                          _mm512_permute_ps(_mm512_mask_blend_ps(0xAAAA, cd, ab), 0xB1));
   };
-  const auto four = [&](const VecF* p) { return quarters(halves(p[0], p[2]), halves(p[1], p[3])); };
+  return VecF{quarters(halves(v[0], v[2]), halves(v[1], v[3]))};
+}
+#endif
+
+/// Lane i is the sum of the lanes of v[i]. The order of the additions is the same for every i.
+HWY_INLINE VecF sums_of(const VecF* v) {
+#if HWY_TARGET == HWY_SCALAR
+  return v[0];
+#elif defined(__AVX512F__)
+  // As above, with halves of the vector.
+  const auto four = [](const VecF* p) { return block_sums_of(p).raw; };
   const auto block_halves = [](__m512 p, __m512 q) {  // blocks p p q q
     return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, p, q), _mm512_shuffle_f32x4(p, q, 0x4E));
   };
@@ -197,6 +205,17 @@ HWY_INLINE void interleave_rows(VecU a, VecU b, VecU* low, VecU* high) {
   *low = VecU{_mm512_permutex2var_epi16(a.raw, low_order, b.raw)};
   *high = VecU{_mm512_permutex2var_epi16(a.raw, high_order, b.raw)};
 }
+/// The 8 elements at p, in all four blocks.
+HWY_INLINE VecU broadcast_block(const void* p) {
+  return VecU{_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+/// Block m to p[m], m in 0..3.
+HWY_INLINE void store_blocks(VecF v, float* const* p) {
+  _mm_storeu_ps(p[0], _mm512_castps512_ps128(v.raw));
+  _mm_storeu_ps(p[1], _mm512_extractf32x4_ps(v.raw, 1));
+  _mm_storeu_ps(p[2], _mm512_extractf32x4_ps(v.raw, 2));
+  _mm_storeu_ps(p[3], _mm512_extractf32x4_ps(v.raw, 3));
+}
 /// Elements [0, count) of 32, zeros after them; count is a multiple of 8.
 HWY_INLINE VecU load_pairs(const Bfloat* p, int count) {
   if (count >= 32) return VecU{_mm512_loadu_si512(p)};
@@ -211,6 +230,11 @@ VecF dot_pairs(VecF acc, VecU a, VecU b);
 VecU pair_up(VecF low, VecF high);
 VecU round_to_bfloat(VecF low, VecF high);
 void interleave_rows(VecU a, VecU b, VecU* low, VecU* high);
+VecU broadcast_block(const void* p);
+#if !defined(__AVX512F__)
+VecF block_sums_of(const VecF* v);
+#endif
+void store_blocks(VecF v, float* const* p);
 VecU load_pairs(const Bfloat* p, int count);
 
 #endif

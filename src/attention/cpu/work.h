@@ -117,6 +117,10 @@ struct DecodeSplit {
   float* sum = nullptr;      // [rows]
   float* partial = nullptr;  // [rows, padded head dim]
   char* scratch = nullptr;   // of the worker
+  // Rows are fetched across pieces: the one that the worker takes next (null = none), and how many rows of
+  // this one the piece before has fetched, which a kernel writes to `next`. They touch no result.
+  DecodeSplit* next = nullptr;
+  int32_t fetched = 0;
 };
 
 /// What is left of a group when all of its splits are done.
@@ -154,6 +158,12 @@ struct DecodeKept {
   const float* row_maximum = nullptr;  // [rows]
 };
 
+/// How far ahead a loop that reads memory fetches it, in bytes; 0 = not.
+struct ReadAhead {
+  int64_t far = 0;   // into the second-level cache
+  int64_t near = 0;  // into the first
+};
+
 /// The kernels of one instruction set.
 struct Kernels {
   size_t (*prefill_scratch_bytes)(const PrefillSizes& sizes);
@@ -178,7 +188,7 @@ struct Kernels {
 
   // The machine's limits, for benches. The multiply functions return how many floating-point operations they
   // did.
-  void (*read_memory)(const char* data, int64_t bytes, float* sink);
+  void (*read_memory)(const char* data, int64_t bytes, const ReadAhead& ahead, float* sink);
   double (*multiply_floats)(int64_t rounds, float* sink);
   double (*multiply_bfloats)(int64_t rounds,
                              float* sink);  // of bf16 products where there are any, else of floats
