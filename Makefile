@@ -11,7 +11,7 @@ help:
 	@echo "make test    build everything and run the whole suite"
 	@echo "make test-asan, make fuzz, make cuda: sanitizers, short fuzzing, the CUDA kernels and their host tests"
 	@echo "make build   the program alone: build/bin/kascade"
-	@echo "make bench   operator timings by role, decode and prefill"
+	@echo "make bench   operator timings by role, decode and prefill, into bench/results/"
 	@echo "make format, make tidy, make clean"
 
 deps:
@@ -45,11 +45,8 @@ cuda:
 	BUILD=build/cuda-direct bench/compare_h200/run.sh build/cuda-direct/results
 	build/cuda-direct/kascade_cuda_test --suite host
 
-bench: deps-test
-	cmake --preset release
-	cmake --build build -j $(JOBS)
-	build/bin/kascade bench decode
-	build/bin/kascade bench prefill
+bench: build
+	scripts/bench_operator.sh
 
 format:
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
