@@ -8,8 +8,8 @@ MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 help:
 	@echo "make demo    build the program, fetch a small model, calibrate it and compare sparse with dense"
-	@echo "make test    build everything and run the whole suite"
-	@echo "make test-asan, make fuzz, make cuda: sanitizers, short fuzzing, the CUDA kernels and their host tests"
+	@echo "make test    build everything and run the whole suite, sanitizers and short fuzzing included"
+	@echo "make test-asan, make fuzz, make cuda: those parts of it alone (cuda needs nvcc)"
 	@echo "make build   the program alone: build/bin/kascade"
 	@echo "make bench   operator timings by role, decode and prefill, into bench/results/"
 	@echo "make format, make tidy, make clean"
@@ -35,7 +35,7 @@ test: deps-test $(MODEL)
 
 test-asan: deps-test
 	cmake --preset asan
-	cmake --build build/asan -j $(JOBS)
+	cmake --build build/asan -j $(JOBS) --target unit_tests
 	ctest --test-dir build/asan --output-on-failure -LE 'golden|end_to_end'
 
 fuzz: deps-test

@@ -47,7 +47,7 @@ void CalibrateFlags::add(CLI::App& verb) {
   verb.add_option("--tensor-parallel", tensor_parallel, "Ranks: head maps stay inside each rank's KV heads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  verb.add_flag("--quick", quick, "A small calibration: about 4 prompts of 2,000 tokens and a few passkeys");
+  verb.add_flag("--quick", quick, "A small calibration: 6 prompts of about 2,200 tokens and a few passkeys");
   verb.add_flag("--no-validate", no_validate,
                 "Write the plan without running it on prompts kept out of the choice");
   verb.add_option("--seed", seed, "Of the passkeys")->capture_default_str();

@@ -33,6 +33,7 @@ endif()
 if(KASCADE_TESTS)
   enable_testing()
   find_package(GTest REQUIRED)
+  add_custom_target(unit_tests)
 endif()
 
 find_package(hwy REQUIRED)
@@ -124,5 +125,8 @@ function(kascade_library folder)
     target_compile_definitions(${folder}_test PRIVATE
                                KASCADE_FIXTURES="${CMAKE_CURRENT_SOURCE_DIR}/tests/fixtures")
     add_test(NAME ${folder} COMMAND ${folder}_test)
+    # Tests check what they call; how fast they check it does not matter, how fast they compile does.
+    target_compile_options(${folder}_test PRIVATE $<$<CONFIG:Release>:-O1>)
+    add_dependencies(unit_tests ${folder}_test)
   endif()
 endfunction()

@@ -28,7 +28,6 @@ namespace {
 constexpr size_t kChoicePrompts = 12;
 // Teacher-forced rows of a prompt in the choice.
 constexpr int64_t kChoiceRows = 48;
-constexpr int64_t kQuickChoiceRows = 32;
 // Cost of the search, in measurements of one set on all prompts.
 constexpr double kSearchCost = 150;
 constexpr double kQuickSearchCost = 80;
@@ -169,7 +168,6 @@ class Calibration {
   // their rows.
   std::unique_ptr<OnePassEvaluator> make_evaluator() {
     const auto count = static_cast<int64_t>(choice_prompts());
-    const int64_t rows = options_.quick ? kQuickChoiceRows : kChoiceRows;
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; ++i) tokens += static_cast<int64_t>(prompts_.choice[i].ids.size());
     for (const PasskeyPrompt& passkey : prompts_.choice_passkeys)
@@ -183,7 +181,7 @@ class Calibration {
       const CalibrationPrompt& prompt = prompts_.choice[i];
       const int64_t new_tokens = prompt.question ? resolved_.statistics.max_new_tokens : 0;
       DensePrompt dense = prefill_dense(*engines_[worker], prompt.ids, new_tokens, options_.cancel);
-      prompts[i] = rows_of_prompt(prompt, dense.generated, rows);
+      prompts[i] = rows_of_prompt(prompt, dense.generated, kChoiceRows);
       prefilled[i] = {static_cast<size_t>(worker), std::move(dense.sequence)};
       meter.add(static_cast<int64_t>(prompt.ids.size()));
     });
@@ -225,7 +223,8 @@ class Calibration {
     };
     if (validator_)
       search.accept = [this](const std::vector<int>& anchors, const AnchorEvaluation&) {
-        return validate(anchors).figures.passed;
+        const ValidationResult* validation = validate(anchors, false);
+        return validation != nullptr && validation->figures.passed;
       };
     const SearchResult result = resolved_.settings.method == "measured"
                                     ? search_anchors(layers, evaluate, search)
@@ -235,13 +234,15 @@ class Calibration {
     return result.anchors;
   }
 
-  const ValidationResult& validate(const std::vector<int>& anchors) {
+  // Null when the prompts alone miss the limits and the whole was not asked for.
+  const ValidationResult* validate(const std::vector<int>& anchors, bool whole) {
     const auto known = validations_.find(anchors);
-    if (known != validations_.end()) return known->second;
+    if (known != validations_.end()) return &known->second;
     ProgressMeter meter(options_.progress, "validation", validator_->items());
-    const ValidationResult validation =
-        validator_->validate(*policy_of(plan_of(anchors)), options_.thresholds, [&meter] { meter.add(1); });
-    return validations_.emplace(anchors, validation).first->second;
+    std::optional<ValidationResult> validation = validator_->validate(
+        *policy_of(plan_of(anchors)), options_.thresholds, whole, [&meter] { meter.add(1); });
+    if (!validation) return nullptr;
+    return &validations_.emplace(anchors, *std::move(validation)).first->second;
   }
 
   void finish(CalibrationOutcome& outcome) {
@@ -251,9 +252,9 @@ class Calibration {
     if (resolved_.settings.method == "measured") plan.objective = measured_objective_;
     plan.tool_version = options_.tool_version;
     if (validator_) {
-      const ValidationResult& validation = validate(plan.anchors);
-      plan.validation = validation.figures;
-      outcome.passkeys = validation.passkeys;
+      const ValidationResult* validation = validate(plan.anchors, true);
+      plan.validation = validation->figures;
+      outcome.passkeys = validation->passkeys;
     }
     outcome.validated = plan.validation && plan.validation->passed;
     outcome.method = resolved_.settings.method;

@@ -47,7 +47,7 @@ struct CalibrateOptions {
   std::optional<int> tile;          // 1..128
   CalibrationThresholds thresholds;
   int tensor_parallel = 1;
-  bool quick = false;    // about 4 prompts of 2,000 tokens and a few passkeys
+  bool quick = false;    // 6 prompts of about 2,200 tokens and a few passkeys
   bool validate = true;  // run the whole policy on prompts kept out; off leaves plan.validation empty
   double percent = 10;   // run-time budget, (0, 100]
   BudgetPreset budget = BudgetPreset::kDefault;

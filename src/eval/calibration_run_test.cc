@@ -271,12 +271,12 @@ TEST(CalibrationPrompts, KeepChoiceAndValidationApart) {
   EXPECT_FALSE(all.choice_passkeys.empty());
   EXPECT_FALSE(all.validation_passkeys.empty());
   options.quick = true;
-  EXPECT_EQ(make_calibration_prompts(model, options, true, 32).choice.size(), 4u);
+  EXPECT_EQ(make_calibration_prompts(model, options, true, 32).choice.size(), 6u);
   // Three records are too few to keep one out: the built-in text validates.
   options.prompts = token_prompts(3, 50);
   const CalibrationPrompts few = make_calibration_prompts(model, options, true, 32);
   EXPECT_EQ(few.choice.size(), 3u);
-  EXPECT_EQ(few.validation.size(), 4u);
+  EXPECT_EQ(few.validation.size(), 6u);
   EXPECT_TRUE(make_calibration_prompts(model, options, false, 32).choice_passkeys.empty());
 }
 

@@ -12,56 +12,35 @@
 namespace kascade {
 namespace {
 
-// Last tokens of a prompt that come after the prefill, one decode step each, and last rows of the prefill:
-// both are scored, for sparse prefill and sparse decode lose in different places. With 64 decode rows a
-// prompt alone, the share of equal arg-max of a few prompts would be known to +-4 % only.
-constexpr int64_t kDecodeRows = 64;
-constexpr int64_t kPrefillRows = 192;
+// Last tokens of a prompt that come after the prefill, as decode steps would. Their rows are scored: they
+// answer from a cache that sparse prefill filled, and select by themselves. The share of equal arg-max of
+// six prompts is then known to about +-2 %.
+constexpr int64_t kDecodeRows = 128;
 
-struct ScoredRows {
-  int64_t prefill = 0;  // tokens that go through prefill
-  int64_t last = 0;     // of its rows, those that are scored
-  int64_t steps = 0;    // tokens after it
-};
-
-ScoredRows scored_rows(std::span<const int32_t> ids) {
-  const auto n = static_cast<int64_t>(ids.size());
-  ScoredRows rows;
-  rows.steps = std::min(kDecodeRows, n / 2);
-  rows.prefill = n - rows.steps;
-  rows.last = rows.steps > 0 ? std::min(kPrefillRows, rows.prefill) : 0;
-  return rows;
+int64_t decode_rows(std::span<const int32_t> ids) {
+  return std::min(kDecodeRows, static_cast<int64_t>(ids.size()) / 2);
 }
 
-// Residual rows of the end of the prefill and after every decode step but the last: [rows, hidden].
+// Residual rows of the decode steps: [decode_rows, hidden]. The steps go through the layers together, each
+// with index sets of its own, which is what one step after the other computes.
 std::vector<float> run_prompt(Engine& engine, std::span<const int32_t> ids, const Policy* policy,
                               const std::atomic<bool>* cancel) {
-  const ScoredRows scored = scored_rows(ids);
-  const int64_t hidden = engine.model().config().hidden;
-  std::vector<float> rows;
-  if (scored.steps == 0) return rows;
+  const auto steps = static_cast<size_t>(decode_rows(ids));
+  if (steps == 0) return {};
   const std::unique_ptr<Sequence> sequence = engine.make_sequence();
-  const auto keep = [&](int64_t first, std::span<const float> chunk) {
-    const int64_t skipped = std::clamp<int64_t>(scored.prefill - scored.last - first, 0,
-                                                static_cast<int64_t>(chunk.size()) / hidden);
-    const std::span<const float> kept = chunk.subspan(static_cast<size_t>(skipped * hidden));
-    rows.insert(rows.end(), kept.begin(), kept.end());
-  };
-  engine.prefill(*sequence, ids.first(static_cast<size_t>(scored.prefill)), policy, nullptr, keep, cancel);
-  for (int64_t step = 0; step + 1 < scored.steps; ++step) {
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed))
-      throw Cancelled("validation: cancelled");
-    const ForwardItem item{sequence.get(), ids.subspan(static_cast<size_t>(scored.prefill + step), 1), 0};
-    keep(scored.prefill,
-         engine.forward({&item, 1}, ForwardOptions{.phase = Phase::kDecode, .policy = policy}));
-  }
-  return rows;
+  engine.prefill(*sequence, ids.first(ids.size() - steps), policy, nullptr, {}, cancel);
+  const ForwardItem item{sequence.get(), ids.last(steps), 0};
+  const std::span<const float> hidden =
+      engine.forward({&item, 1}, ForwardOptions{.phase = Phase::kRows, .policy = policy});
+  return {hidden.begin(), hidden.end()};
 }
 
-// The tokens after those rows; what follows the prompt is unknown, so the last row has none.
-std::span<const int32_t> targets_of(std::span<const int32_t> ids) {
-  const ScoredRows scored = scored_rows(ids);
-  return ids.last(static_cast<size_t>(scored.steps > 0 ? scored.last - 1 + scored.steps : 0));
+// Appends KL and agreement of every row.
+void score(Engine& engine, std::span<const float> dense, std::span<const float> policy, RegionScore& region) {
+  const auto rows = static_cast<int64_t>(dense.size()) / engine.model().config().hidden;
+  // What follows the last row is unknown and NLL is not asked for: any target does.
+  const std::vector<int32_t> targets(static_cast<size_t>(rows), 0);
+  score_rows(engine, dense, policy, targets, region);
 }
 
 }  // namespace
@@ -83,54 +62,73 @@ PlanValidator::PlanValidator(std::span<const std::unique_ptr<Engine>> engines,
                          "validation: expected prompts of at least one token, got an empty one");
 }
 
-ValidationResult PlanValidator::validate(const Policy& policy, const QualityThresholds& thresholds,
-                                         const std::function<void()>& on_item) {
-  const auto prompts = static_cast<int64_t>(prompts_.size());
-  const auto passkeys = static_cast<int64_t>(passkeys_.size());
-  dense_hidden_.resize(prompts);
-  dense_passkeys_.resize(passkeys);
-  std::vector<RegionScore> scores(prompts);
-  std::vector<PasskeyResult> results(passkeys);
+void PlanValidator::for_each(int64_t count, const std::function<void(Engine& engine, int64_t index)>& body,
+                             const std::function<void()>& on_item) {
   std::mutex reporting;
   ThreadPool pool(static_cast<int>(engines_.size()));
-  pool.parallel_for(items(), [&](int64_t item, int worker) {
-    Engine& engine = *engines_[worker];
-    // Longest work first keeps the workers busy to the end: passkeys come last to first, then the prompts.
-    if (item < passkeys) {
-      const int64_t p = passkeys - 1 - item;
-      if (!has_dense_) dense_passkeys_[p] = run_passkey(engine, passkeys_[p], nullptr, cancel_);
-      results[p] = run_passkey(engine, passkeys_[p], &policy, cancel_);
-    } else {
-      const int64_t p = item - passkeys;
-      const std::span<const int32_t> ids = prompts_[p].ids;
-      if (!has_dense_) dense_hidden_[p] = run_prompt(engine, ids, nullptr, cancel_);
-      score_rows(engine, dense_hidden_[p], run_prompt(engine, ids, &policy, cancel_), targets_of(ids),
-                 scores[p]);
-    }
+  pool.parallel_for(count, [&](int64_t index, int worker) {
+    body(*engines_[worker], index);
     const std::lock_guard lock(reporting);
     if (on_item) on_item();
   });
-  has_dense_ = true;
+}
 
-  RegionScore all;
+void PlanValidator::run_prompts(const Policy& policy, const std::function<void()>& on_item,
+                                PlanValidation& figures) {
+  std::vector<RegionScore> scores(prompts_.size());
+  const bool dense_known = !dense_hidden_.empty();
+  dense_hidden_.resize(prompts_.size());
+  for_each(
+      static_cast<int64_t>(prompts_.size()),
+      [&](Engine& engine, int64_t p) {
+        const std::span<const int32_t> ids = prompts_[p].ids;
+        if (!dense_known) dense_hidden_[p] = run_prompt(engine, ids, nullptr, cancel_);
+        score(engine, dense_hidden_[p], run_prompt(engine, ids, &policy, cancel_), scores[p]);
+      },
+      on_item);
+  // In the order of the prompts, whoever ran them: sums have the same bits for any number of workers.
+  double kl = 0;
+  int64_t rows = 0, agree = 0;
   for (const RegionScore& part : scores) {
-    all.kls.insert(all.kls.end(), part.kls.begin(), part.kls.end());
-    all.agree.insert(all.agree.end(), part.agree.begin(), part.agree.end());
+    kl = std::accumulate(part.kls.begin(), part.kls.end(), kl);
+    agree += std::count(part.agree.begin(), part.agree.end(), 1);
+    rows += static_cast<int64_t>(part.kls.size());
   }
-  const auto rows = static_cast<double>(all.kls.size());
+  figures.kl = rows > 0 ? kl / static_cast<double>(rows) : 0;
+  figures.top1 = rows > 0 ? static_cast<double>(agree) / static_cast<double>(rows) : 1;
+}
+
+std::vector<PasskeyTally> PlanValidator::run_passkeys(const Policy& policy,
+                                                      const std::function<void()>& on_item,
+                                                      PlanValidation& figures) {
+  const auto count = static_cast<int64_t>(passkeys_.size());
+  std::vector<PasskeyResult> results(passkeys_.size());
+  const bool dense_known = !dense_passkeys_.empty();
+  dense_passkeys_.resize(passkeys_.size());
+  for_each(
+      count,
+      [&](Engine& engine, int64_t index) {
+        const int64_t p = count - 1 - index;  // the longest come last and are run first: workers stay busy
+        if (!dense_known) dense_passkeys_[p] = run_passkey(engine, passkeys_[p], nullptr, cancel_);
+        results[p] = run_passkey(engine, passkeys_[p], &policy, cancel_);
+      },
+      on_item);
+  figures.passkey = count > 0 ? passkey_share(results) : 1;
+  figures.passkey_dense = count > 0 ? passkey_share(dense_passkeys_) : 1;
+  return tally_passkeys(dense_passkeys_, results);
+}
+
+std::optional<ValidationResult> PlanValidator::validate(const Policy& policy,
+                                                        const QualityThresholds& thresholds, bool whole,
+                                                        const std::function<void()>& on_item) {
   ValidationResult result;
   PlanValidation& figures = result.figures;
   figures.prompts = items();
-  if (!all.kls.empty()) {
-    figures.kl = std::accumulate(all.kls.begin(), all.kls.end(), 0.0) / rows;
-    figures.top1 = static_cast<double>(std::count(all.agree.begin(), all.agree.end(), 1)) / rows;
-  } else {
-    figures.top1 = 1;
-  }
-  figures.passkey = passkeys > 0 ? passkey_share(results) : 1;
-  figures.passkey_dense = passkeys > 0 ? passkey_share(dense_passkeys_) : 1;
+  figures.passkey = figures.passkey_dense = 1;
+  run_prompts(policy, on_item, figures);
+  if (!whole && !within(thresholds, figures)) return std::nullopt;
+  result.passkeys = run_passkeys(policy, on_item, figures);
   figures.passed = within(thresholds, figures);
-  result.passkeys = tally_passkeys(dense_passkeys_, results);
   return result;
 }
 
