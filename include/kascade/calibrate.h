@@ -267,7 +267,8 @@ struct SearchOptions {
   int anchors = 0;       // M, layer 0 counted; 0 = auto, the smallest M within the thresholds
   int max_anchors = 12;  // auto stops here
   QualityThresholds thresholds;
-  // Auto stops where the last `patience` anchors together lowered the objective by less than this share.
+  // Auto stops where the last `patience` anchors together lowered the objective by less than this share and
+  // the thresholds are not kept.
   double min_gain = 0.15;
   int patience = 3;
   // Cost of the whole search, in measurements of one set on all prompts. When it runs short, candidates are

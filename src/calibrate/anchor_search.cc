@@ -308,7 +308,8 @@ class Search {
     if (result_.anchors.empty() || objective < result_.evaluation.objective) choose(best);
     objectives_.push_back(objective);
     if (anchors >= target_) return SearchEnd::kLimit;
-    if (may_run_out_of_gain && objectives_.size() > static_cast<size_t>(options_.patience)) {
+    // A set that was refused elsewhere may need anchors that the evaluator sees no gain in.
+    if (may_run_out_of_gain && !inside && objectives_.size() > static_cast<size_t>(options_.patience)) {
       const double before = objectives_[objectives_.size() - 1 - static_cast<size_t>(options_.patience)];
       if (before - objective < options_.min_gain * before) return SearchEnd::kNoGain;
     }
