@@ -20,14 +20,15 @@ constexpr int kDecodeRows = 16;
 constexpr int kValueKeys = 64;
 // Rows of K and V are fetched this far ahead into the second-level cache, in step with the products: the
 // first level tracks too few misses to cover the latency of memory, and fetches past what the second level
-// tracks are dropped, so they must not come in bursts. Close by, each row is fetched again into the first
-// level. docs/kernels/cpu_attention.md has the timings.
+// tracks are dropped, so they must not come in bursts. Close by, rows that lie side by side are fetched again
+// into the first level; rows of a set wait for memory anyway, and have no misses to spare.
+// docs/kernels/cpu_attention.md has the timings.
 constexpr int64_t kFarBytes = 16 << 10;
 constexpr int64_t kNearBytes = 1 << 10;
 constexpr int kMostFarRows = 192;
 // So that memory does not rest while weights are computed, rows are fetched beyond that distance then: as
 // many for each query row, up to so many in all.
-constexpr int kRowsPerSoftmax = 12;
+constexpr int kRowsPerSoftmax = 4;
 constexpr int kSpareRows = 64;
 // Rows that are fetched at once when nothing has been fetched yet.
 constexpr int kFirstRows = 16;
@@ -83,7 +84,8 @@ class Split {
         row_bytes_(split.rows.head_dim * static_cast<int64_t>(sizeof(Stored))),
         out_stride_(padded_dim(split.rows.head_dim)),
         far_rows_(rows_in(kFarBytes, kMostFarRows)),
-        near_rows_(rows_in(kNearBytes, kLanes)) {}
+        near_rows_(rows_in(kNearBytes, kLanes)),
+        fetches_near_(split.keys.list == nullptr) {}
 
   void run() {
     if (!load_rows(true, d_.values)) return;
@@ -314,6 +316,7 @@ class Split {
   HWY_INLINE void fetch_keys(int row, int count) {
     const int ahead = fetched_ - row;
     fetch_far<Dims>(ahead < far_rows_ ? 2 * count : ahead > far_rows_ && row % 8 == 0 ? count - 1 : count);
+    if (!fetches_near_) return;
     for (int i = 0; i < count; ++i) fetch<3>(s_.rows[row + near_rows_ + i], row_bytes<Dims>());
   }
 
@@ -501,7 +504,7 @@ class Split {
       if (fetches) {
         for (int i = j; i < j + M::kPair; ++i) {
           fetch<2>(values_[i + ahead] + offset, kPassBytes);
-          fetch<3>(values_[i + near_rows_] + offset, kPassBytes);
+          if (fetches_near_) fetch<3>(values_[i + near_rows_] + offset, kPassBytes);
         }
       }
       typename M::Vec value[kVectors];
@@ -532,7 +535,8 @@ class Split {
   const int64_t row_bytes_;
   const int64_t out_stride_;
   const int far_rows_, near_rows_;  // how far ahead rows are fetched
-  const char** values_ = nullptr;   // the rows of V among s_.rows
+  const bool fetches_near_;
+  const char** values_ = nullptr;  // the rows of V among s_.rows
   int count_ = 0;
   int fetched_ = 0;    // of s_.rows
   int next_rows_ = 0;  // of the next piece, known here
