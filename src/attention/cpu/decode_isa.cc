@@ -26,12 +26,11 @@ constexpr int kValueKeys = 64;
 constexpr int64_t kFarBytes = 16 << 10;
 constexpr int64_t kNearBytes = 1 << 10;
 constexpr int kMostFarRows = 192;
-// So that memory does not rest while weights are computed, rows are fetched beyond that distance then: as
-// many for each query row, up to so many in all.
-constexpr int kRowsPerSoftmax = 4;
+// So that memory does not rest while rows are located and weights are computed, some are fetched beyond that
+// distance then: so many for each step, up to so many in all. Keys are located so many in a step.
+constexpr int kLocatedKeys = 64;
+constexpr int kRowsPerStep = 4;
 constexpr int kSpareRows = 64;
-// Rows that are fetched at once when nothing has been fetched yet.
-constexpr int kFirstRows = 16;
 // Entries past the rows of a split.
 constexpr int kNextRows = kMostFarRows + kSpareRows + 2 * kLanes;
 constexpr float kLn2 = 0.69314718056f;
@@ -94,7 +93,7 @@ class Split {
       load_queries(row, count);
       multiply_keys(row, count);
       for (int r = 0; r < count; ++r) {
-        if (row == 0) fetch_spare(count_, kRowsPerSoftmax);
+        if (row == 0) fetch_spare(count_, kRowsPerStep);
         weigh(row + r, s_.scores + r * kSplitKeys, r);
       }
       if (d_.values) multiply_values(row, count);
@@ -115,7 +114,7 @@ class Split {
           p[i] = source[position] * kept.factors[position / kSplitKeys * rows + row + r];
         }
         d_.maximum[row + r] = kept.row_maximum[row + r];
-        if (row == 0) fetch_spare(0, kRowsPerSoftmax);
+        if (row == 0) fetch_spare(0, kRowsPerStep);
         finish_row(row + r, p, count_, r);
       }
       multiply_values(row, count);
@@ -133,7 +132,7 @@ class Split {
   /// Addresses of the split's rows; an empty split gets maxima of -inf.
   bool load_rows(bool with_keys, bool with_values) {
     cpu::KeySource keys = d_.keys;
-    if (keys.list != nullptr && with_keys) {
+    if (keys.list != nullptr && with_keys && !d_.list_is_good) {
       keys.list = checked_list(keys.list, &keys.list_count, static_cast<int32_t>(keys.own_begin), s_.list);
     }
     const int64_t left = keys.size() - d_.begin;
@@ -147,11 +146,16 @@ class Split {
       return false;
     }
     values_ = s_.rows + (with_keys ? count_ : 0);
-    locate(d_.cache, keys, d_.begin, count_, s_.positions, with_keys ? s_.rows : nullptr,
-           with_values ? values_ : nullptr);
-    load_next_rows(with_values ? values_ + count_ : values_, with_keys, keys);
     fetched_ = d_.fetched;
-    if (fetched_ == 0) fetch_far(kFirstRows);
+    for (int i = 0; i < count_; i += kLocatedKeys) {
+      const int size = count_ - i < kLocatedKeys ? count_ - i : kLocatedKeys;
+      locate(d_.cache, keys, d_.begin + i, size, s_.positions + i, with_keys ? s_.rows + i : nullptr,
+             with_values ? values_ + i : nullptr);
+      // The rows of K (of V where there are none) are the first to be read.
+      const int known = i + size - fetched_;
+      fetch_spare(0, known < kRowsPerStep ? known : kRowsPerStep);
+    }
+    load_next_rows(with_values ? values_ + count_ : values_, with_keys, keys);
     return true;
   }
 
@@ -187,11 +191,13 @@ class Split {
       bool good = true;
       if (next.list != nullptr && with_keys) {
         if (next.list == d_.keys.list) {
+          good = keys.list == d_.keys.list;
           next = keys;
         } else {
           good = is_ascending(next.list, next.list_count, next.own_begin);
         }
       }
+      d_.next->list_is_good = good;
       const int64_t left = next.size() - begin;
       if (good && left > 0) {
         const int most = far_rows_ + kSpareRows;

@@ -246,40 +246,44 @@ class DecodeCall {
     arena_cut_.rewind(0);
   }
 
-  /// Hands out items in runs, long at first and short at last: a worker fetches across the items of its run,
-  /// and none waits long for another in the end. finish(group, split, worker) computes an item.
+  /// Calls finish(group, split, worker) for every item. Items are handed out in runs, long at first and short
+  /// at last, so that none waits long for another in the end. A worker takes a run before it finishes the one
+  /// before, as rows are fetched across items.
   template <Loop Group::*kLoop, class Finish>
   void run_loops(int64_t items, int64_t groups, const Finish& finish) {
     const int64_t threads = threads_of(pool_);
     int64_t taken = 0;
     for_each_item(pool_, std::min(items, threads), [&](int64_t, int worker) {
-      int64_t begin = __atomic_load_n(&taken, __ATOMIC_RELAXED);
-      while (begin < items) {
-        const int64_t end = begin + std::max<int64_t>((items - begin) / (2 * threads), 1);
-        if (!__atomic_compare_exchange_n(&taken, &begin, end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-          continue;
-        run_items<kLoop>(begin, end, groups, worker, finish);
-        begin = __atomic_load_n(&taken, __ATOMIC_RELAXED);
+      int64_t end = 0;
+      int64_t item = take_run(&taken, items, threads, &end);
+      if (item < 0) return;
+      Group* group = &group_at<kLoop>(item, groups);
+      DecodeSplit split = split_of(*group, group->*kLoop, item, worker);
+      while (item >= 0) {
+        const int64_t next_item = item + 1 < end ? item + 1 : take_run(&taken, items, threads, &end);
+        Group* next_group = nullptr;
+        DecodeSplit next;
+        if (next_item >= 0) {
+          next_group = &group_at<kLoop>(next_item, groups);
+          next = split_of(*next_group, next_group->*kLoop, next_item, worker);
+          split.next = &next;
+        }
+        finish(*group, split, worker);
+        item = next_item;
+        group = next_group;
+        split = next;
       }
     });
   }
 
-  template <Loop Group::*kLoop, class Finish>
-  void run_items(int64_t begin, int64_t end, int64_t groups, int worker, const Finish& finish) {
-    Group* group = &group_at<kLoop>(begin, groups);
-    DecodeSplit split = split_of(*group, group->*kLoop, begin - (group->*kLoop).first_item, worker);
-    for (int64_t item = begin; item < end; ++item) {
-      Group* next_group = group;
-      DecodeSplit next;
-      if (item + 1 < end) {
-        while (item + 1 - (next_group->*kLoop).first_item >= (next_group->*kLoop).splits) ++next_group;
-        next = split_of(*next_group, next_group->*kLoop, item + 1 - (next_group->*kLoop).first_item, worker);
-        split.next = &next;
-      }
-      finish(*group, split, worker);
-      group = next_group;
-      split = next;
-    }
+  /// The first item of a run that ends before *end; -1 when all are taken.
+  static int64_t take_run(int64_t* taken, int64_t items, int64_t threads, int64_t* end) {
+    int64_t begin = __atomic_load_n(taken, __ATOMIC_RELAXED);
+    do {
+      if (begin >= items) return -1;
+      *end = begin + std::max<int64_t>((items - begin) / (2 * threads), 1);
+    } while (!__atomic_compare_exchange_n(taken, &begin, *end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return begin;
   }
 
   static int64_t start_loop(Loop* loop, int64_t items) {
@@ -297,7 +301,8 @@ class DecodeCall {
 
   char* scratch_of(int worker) const { return scratch_ + worker * shape_.scratch_bytes; }
 
-  DecodeSplit split_of(const Group& group, const Loop& loop, int64_t split, int worker) const {
+  DecodeSplit split_of(const Group& group, const Loop& loop, int64_t item, int worker) const {
+    const int64_t split = item - loop.first_item;
     const int64_t rows = group.rows.rows();
     DecodeSplit work;
     work.rows = group.rows;
@@ -381,7 +386,7 @@ class DecodeCall {
     const DecodeMerge merge = merge_of(group, loop);
     if (kernels_.decode_merge(merge, true)) return;
     for (int64_t i = 0; i < loop.splits; ++i) {
-      DecodeSplit afresh = split_of(group, loop, i, worker);
+      DecodeSplit afresh = split_of(group, loop, loop.first_item + i, worker);
       afresh.kept = nullptr;
       kernels_.decode_split(afresh);
     }

@@ -117,10 +117,11 @@ struct DecodeSplit {
   float* sum = nullptr;      // [rows]
   float* partial = nullptr;  // [rows, padded head dim]
   char* scratch = nullptr;   // of the worker
-  // Rows are fetched across pieces: the one that the worker takes next (null = none), and how many rows of
-  // this one the piece before has fetched, which a kernel writes to `next`. They touch no result.
+  // Rows are fetched across pieces: the one that the worker takes next (null = none), to which a kernel
+  // writes how many of its rows it has fetched, and whether it found the list ascending and within bounds.
   DecodeSplit* next = nullptr;
   int32_t fetched = 0;
+  bool list_is_good = false;
 };
 
 /// What is left of a group when all of its splits are done.
