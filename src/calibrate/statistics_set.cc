@@ -15,6 +15,7 @@ constexpr std::string_view kMagic = "KASCSTAT";
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kMaxPrompts = int64_t{1}
                                 << 20;  // sums of 2^20 numbers below 2 in units of 2^-40 fit 63 bits
+constexpr int64_t kMaxPromptTokens = INT64_MAX / kMaxPrompts;
 // What fp32 sums may put outside the range of a share when they were made elsewhere.
 constexpr double kSlack = 1e-4;
 
@@ -68,8 +69,12 @@ class BinaryReader {
       bits |= static_cast<uint64_t>(static_cast<unsigned char>(value[i])) << (8 * i);
     return static_cast<T>(bits);
   }
-  void integers(std::vector<int64_t>& values, const char* field) {
-    for (int64_t& value : values) value = integer<int64_t>(field);
+  void integers(std::vector<int64_t>& values, const char* field, int64_t low, int64_t high) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = integer<int64_t>(field);
+      require<BadFile>(values[i] >= low && values[i] <= high, "{}: field '{}[{}]': expected {}..{}, got {}",
+                       source_, field, i, low, high, values[i]);
+    }
   }
   template <class T>
   void expect(T expected, const char* field) {
@@ -108,7 +113,7 @@ void StatisticsSet::insert(int64_t prompt, const PromptStatistics& statistics) {
   require_in(statistics.similarity_min, full, 1, "similarity_min");
   require_in(statistics.similarity_mean, full, 1, "similarity_mean");
   require_in(statistics.importance, static_cast<size_t>(layers_), 2, "importance");
-  require<BadArgument>(statistics.tokens >= 0 && statistics.tokens <= INT64_MAX / kMaxPrompts,
+  require<BadArgument>(statistics.tokens >= 0 && statistics.tokens <= kMaxPromptTokens,
                        "statistics: tokens: expected a count, got {}", statistics.tokens);
   require<BadArgument>(prompts() < kMaxPrompts, "statistics: expected at most {} prompts", kMaxPrompts);
   require<BadArgument>(prompt >= 0 && prompts_.insert(prompt).second,
@@ -178,16 +183,24 @@ StatisticsSet StatisticsSet::parse(std::string_view bytes, const std::string& so
   const uint64_t expected = 8 * (prompts + 1 + 2 * set.min_sum_.size() + set.importance_sum_.size() + 1);
   require<BadFile>(in.left() == expected, "{}: expected {} more bytes, got {}", source, expected, in.left());
   const uint64_t sum = checksum(bytes.substr(0, bytes.size() - 8));
+  int64_t last = -1;
   for (uint64_t i = 0; i < prompts; ++i) {
     const int64_t prompt = in.integer<int64_t>("prompts");
-    require<BadFile>(prompt >= 0 && set.prompts_.insert(prompt).second,
-                     "{}: field 'prompts[{}]': expected another prompt, not negative, got {}", source, i,
+    require<BadFile>(prompt > last, "{}: field 'prompts[{}]': expected above {}, got {}", source, i, last,
                      prompt);
+    set.prompts_.insert(set.prompts_.end(), prompt);
+    last = prompt;
   }
   set.tokens_ = in.integer<int64_t>("tokens");
-  in.integers(set.min_sum_, "similarity_min");
-  in.integers(set.mean_sum_, "similarity_mean");
-  in.integers(set.importance_sum_, "importance");
+  require<BadFile>(set.tokens_ >= 0 && set.tokens_ <= kMaxPromptTokens * static_cast<int64_t>(prompts),
+                   "{}: field 'tokens': expected a count of {} prompts, got {}", source, prompts,
+                   set.tokens_);
+  // What sums of so many prompts can be: adding to them then never overflows.
+  const auto count = static_cast<int64_t>(prompts);
+  const auto most = [count](double high) { return count * to_fixed(high + kSlack); };
+  in.integers(set.min_sum_, "similarity_min", count * to_fixed(-kSlack), most(1));
+  in.integers(set.mean_sum_, "similarity_mean", count * to_fixed(-kSlack), most(1));
+  in.integers(set.importance_sum_, "importance", count * to_fixed(-kSlack), most(2));
   in.expect(sum, "checksum");
   return set;
 }

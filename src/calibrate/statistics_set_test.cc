@@ -143,14 +143,29 @@ TEST(StatisticsSet, DamagedFilesNameTheField) {
   }
 }
 
-TEST(StatisticsSet, APromptTwiceIsRefusedEvenWithAChecksum) {
-  std::string twice = set_of({1, 2}).serialize();
-  const size_t prompts_at = 28 + 13 + 8;
-  twice[prompts_at + 8] = 1;
-  twice.resize(twice.size() - 8);
-  const uint64_t sum = fnv1a(std::as_bytes(std::span(twice)));
-  for (int i = 0; i < 8; ++i) twice += static_cast<char>(sum >> (8 * i) & 0xFF);
-  EXPECT_THAT(error_of(twice), HasSubstr("field 'prompts[1]'"));
+// The bytes with 8 of them replaced at a place, and the checksum that belongs to them.
+std::string forged(std::string bytes, size_t at, int64_t value) {
+  const auto put = [&](size_t place, uint64_t bits) {
+    for (size_t i = 0; i < 8; ++i) bytes[place + i] = static_cast<char>(bits >> (8 * i) & 0xFF);
+  };
+  put(at, static_cast<uint64_t>(value));
+  const size_t end = bytes.size() - 8;
+  put(end, fnv1a(std::as_bytes(std::span(bytes)).first(end)));
+  return bytes;
+}
+
+TEST(StatisticsSet, WhatCannotBeIsRefusedEvenWithAChecksum) {
+  const std::string good = set_of({1, 2}).serialize();
+  const size_t prompts_at = 28 + 13 + 8, tokens_at = prompts_at + 2 * 8, min_at = tokens_at + 8;
+  EXPECT_EQ(StatisticsSet::parse(forged(good, tokens_at, 7), "S", kLayers, kHeads, "calibration A").tokens(),
+            7);
+  EXPECT_THAT(error_of(forged(good, prompts_at + 8, 1)), HasSubstr("field 'prompts[1]': expected above 1"));
+  EXPECT_THAT(error_of(forged(good, prompts_at, -1)), HasSubstr("field 'prompts[0]'"));
+  EXPECT_THAT(error_of(forged(good, tokens_at, -1)), HasSubstr("field 'tokens'"));
+  EXPECT_THAT(error_of(forged(good, tokens_at, INT64_MAX)), HasSubstr("field 'tokens'"));
+  EXPECT_THAT(error_of(forged(good, min_at + 8, INT64_MAX)), HasSubstr("field 'similarity_min[1]'"));
+  EXPECT_THAT(error_of(forged(good, min_at, INT64_MIN)), HasSubstr("field 'similarity_min[0]'"));
+  EXPECT_THAT(error_of(forged(good, good.size() - 16, INT64_MAX)), HasSubstr("field 'importance[3]'"));
 }
 
 TEST(Aggregation, Names) {
