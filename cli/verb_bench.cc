@@ -9,6 +9,7 @@
 #include "cli/options.h"
 #include "cli/verb.h"
 #include "eval/bench_attention.h"
+#include "eval/bench_attention_cuda.h"
 #include "eval/bench_engine.h"
 #include "eval/default_data.h"
 #include "eval/prompts.h"
@@ -62,8 +63,6 @@ struct OperatorBench {
   }
 
   void run() {
-    require<Unsupported>(machine.device != "cuda",
-                         "--device cuda: this build has no CUDA kernels (auto, cpu)");
     options.threads = machine.threads;
     options.dtype = dtype == "f32" ? DType::kF32 : dtype == "f16" ? DType::kF16 : DType::kBF16;
     options.budget = parse_budget_preset(budget);
@@ -77,7 +76,7 @@ struct OperatorBench {
       }
     }
     Progress progress;
-    const AttentionBenchResult result = bench_attention(
+    const AttentionBenchResult result = (machine.device == "cuda" ? bench_attention_cuda : bench_attention)(
         options, [&](double share, const std::string& doing) { progress.update(doing, share); },
         &interrupted());
     progress.clear();

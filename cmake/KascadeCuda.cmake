@@ -3,6 +3,11 @@
 # which needs neither the rest of the library nor torch.
 enable_language(CUDA)
 find_package(CUDAToolkit 12.8 REQUIRED)
+# CMake 3.25 knows no dialect flags of CUDA 13.
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
 
 # Warning options of the C++ compiler are none of nvcc's.
 get_directory_property(kascade_options COMPILE_OPTIONS)
@@ -18,10 +23,9 @@ list(FILTER kascade_cuda_sources EXCLUDE REGEX "/cuda/test/")
 list(FILTER kascade_cuda_test_sources INCLUDE REGEX "/cuda/test/")
 
 function(kascade_cuda_settings target)
-  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a-real
                                              POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
-  # CMake 3.25 knows no dialect flags of CUDA 13.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall>)
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
 endfunction()
 

@@ -38,7 +38,8 @@ class Params(ctypes.Structure):
         + [(n, i64) for n in ("k_page_stride", "k_token_stride", "k_head_stride", "v_page_stride", "v_token_stride",
                               "v_head_stride")]
         + [("page_table", ptr), ("page_table_stride", i64)]
-        + [(n, ptr) for n in ("cu_seqlens_kv", "positions", "counts", "tile_offsets", "head_map", "needed", "status")])
+        + [(n, ptr) for n in ("cu_seqlens_kv", "positions", "counts", "tile_offsets", "head_map", "needed", "status")]
+        + [("spare_multiprocessors", i32)])
 
 
 DENSE, LAYER0, ANCHOR, REUSE = range(4)
@@ -186,8 +187,6 @@ def peers(problem):
         import fa3_fwd_interface as fa3
         for splits in (0, 1, 2, 4, 8, 16, 32, 64, 128):
             for pack in (None, True, False):
-                if problem.batch >= 8 and (splits > 16 or pack is False):
-                    continue
                 try:
                     metadata = fa3.get_scheduler_metadata(
                         problem.batch, problem.rows, problem.length, problem.query_heads, problem.kv_heads,
@@ -292,7 +291,7 @@ def main():
     def run(*shape, with_peers=True, **options):
         problem = Problem(kascade, *shape, **options)
         result["rows"].append(bench(problem, with_peers and not args.no_peers, bandwidth,
-                                    random_reuse=shape == (8, 131072)))
+                                    random_reuse=with_peers))
         del problem
         torch.cuda.empty_cache()
         with open(args.output, "w") as file:

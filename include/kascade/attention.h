@@ -119,6 +119,7 @@ struct AttentionParams {
 struct AttentionContext {
   ThreadPool* pool = nullptr;
   void* stream = nullptr;
+  int spare_multiprocessors = 0;  // of the GPU: the passes over keys leave so many to other work
 };
 
 /// Number of tiles that a sequence with q_len new rows and kv_len keys owns in a call (kernels and

@@ -49,6 +49,7 @@ struct AttentionBenchResult {
   std::string kernel;
   int32_t threads = 0;
   std::string machine;
+  std::string device = "cpu";  // or "cuda"
   double read_gb_per_s = 0;
   double f32_tflop_per_s = 0;
   double bf16_tflop_per_s = 0;  // of bf16 dot products, where the kernel uses them; else of fp32
@@ -58,7 +59,7 @@ struct AttentionBenchResult {
   double speedup = 0;        // dense / mean
   double largest_error = 0;  // of the rows checked against the reference
   double allowed_error = 0;
-  double least_captured = 0;  // mass of the checked sets over the best possible with as many members
+  double least_captured = 0;  // mass of the checked sets over the best possible with as many members; < 0: unknown
 };
 
 /// Runs the bench. progress (may be empty) hears what is being done, in [0, 1]; cancel (may be null) ends it

@@ -129,7 +129,8 @@ int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, si
                         void* stream) {
   return guarded([&] {
     if (params == nullptr) throw kascade::BadArgument("params is null, must be given");
-    kascade::cuda_attention(to_params(*params), workspace, workspace_bytes, stream);
+    kascade::cuda_attention(to_params(*params), workspace, workspace_bytes, stream,
+                            params->spare_multiprocessors);
   });
 }
 

@@ -70,6 +70,7 @@ typedef struct kascade_decode_params {
   const int32_t* head_map;
   const uint8_t* needed;
   uint32_t* status;
+  int32_t spare_multiprocessors; /* that the passes over keys leave to other work */
 } kascade_decode_params;
 
 /* Sets *bytes to the device memory that kascade_cuda_decode needs for any call within the stated maxima. */

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operator on CUDA, and the host side of a decode call: what is supported, the workspace, and the order of the
-// kernels. sm90/prefill.cu is the host side of a prefill call.
+// The operator on CUDA, and the host side of a decode call: what is supported, the workspace, and the order
+// of the kernels. sm90/prefill.cu is the host side of a prefill call.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
+#include <utility>
 
 #include "attention/check.h"
 #include "attention/cuda/common/call.h"
@@ -18,6 +20,8 @@ namespace cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
+// Rows of scores are padded to whole sectors of memory.
+constexpr int kScorePadding = 32;
 constexpr double kLog2E = 1.4426950408889634;
 
 int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -43,17 +47,35 @@ size_t lay_out(DecodeCall& call, std::byte* base) {
   const int64_t sparse_splits = attends_to_sets(p.role) ? call.sparse_splits : 0;
   take(call.dense_units, p.batch + 1);
   take(call.sparse_units, p.batch + 1);
+  if (sparse_splits > 0 && !call.self_scheduled && !rows_are_tiles(p)) take(call.sparse_tiles, p.batch);
   take(call.counters, 2);
   take(call.partial_stats, rows * std::max(dense_splits, sparse_splits));
   take(call.partial_out, rows * (attends_to_sets(p.role) ? sparse_splits : dense_splits) * p.head_dim);
   if (selects(p.role)) {
     take(call.score_codes, rows * call.score_stride);
     take(call.score_tops, rows * call.score_stride / kChunkKeys);
+    if (select_needs_rank_keys(call)) take(call.rank_keys, select_lists(call) * call.score_stride);
   }
   return offset;
 }
 
 namespace {
+
+/// Measured on an H200 (docs/kernels/decode.md): enough units that one sequence keeps the GPU busy, and no
+/// more, as every unit costs a few microseconds of its warp and a partial result.
+SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists) {
+  SplitRule rule;
+  rule.units = pass == Pass::kSparse ? 384 : 1024;
+  rule.least = (pass == Pass::kSparse ? 128 : 256) * 128 / head_dim;
+  rule.most = (pass == Pass::kSparse ? 512 : 2048) * 128 / head_dim;
+  rule.lists = lists;
+  return rule;
+}
+
+/// Batches up to this find their units of work in every block, which saves a kernel, and deal them out in
+/// turn, which longer passes do less evenly than a counter.
+int32_t most_self_scheduled(Role role) { return attends_to_sets(role) ? 8 : 2; }
+static_assert(kMostSelfScheduled >= 8);
 
 DecodeCall make_call(const AttentionParams& p) {
   DecodeCall call;
@@ -63,13 +85,26 @@ DecodeCall make_call(const AttentionParams& p) {
   call.sets = sets_per_tile(p);
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
   call.reader_heads = p.query_heads / call.readers;
+  call.group = group_size(p);
   call.dense_rows = unit_rows(p, int64_t{p.max_q_len} * group_size(p));
   call.sparse_rows = unit_rows(p, int64_t{rows_are_tiles(p) ? 1 : p.max_q_len} * call.reader_heads);
-  call.dense_split = split_keys(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim);
-  call.sparse_split = split_keys(Pass::kSparse, p.head_dim);
-  call.dense_splits = static_cast<int32_t>(blocks_of(p.max_kv_len, call.dense_split));
-  call.sparse_splits = static_cast<int32_t>(blocks_of(int64_t{p.capacity} + p.max_q_len, call.sparse_split));
-  call.score_stride = blocks_of(p.max_kv_len, kScoreStageKeys) * kScoreStageKeys;
+  call.dense_rule = split_rule(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim, p.kv_heads);
+  call.sparse_rule = split_rule(Pass::kSparse, p.head_dim, call.readers);
+  call.dense_splits = most_splits(call.dense_rule, p.max_kv_len);
+  call.sparse_splits = most_splits(call.sparse_rule, int64_t{p.capacity} + p.max_q_len);
+  call.score_stride = blocks_of(p.max_kv_len, kScorePadding) * kScorePadding;
+  if (p.page_size > 0 && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
+    call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
+  call.self_scheduled = p.batch <= most_self_scheduled(p.role);
+  const int64_t pages = p.page_table != nullptr ? -1 : 0;  // strides of pages that are not there count as 0
+  const int64_t k_page = p.k_page_stride & pages, v_page = p.v_page_stride & pages;
+  const auto strides = static_cast<uint64_t>(p.k_token_stride | p.v_token_stride | k_page | v_page);
+  const int shift = strides == 0 ? 0 : std::countr_zero(strides);
+  call.stride_unit = static_cast<uint32_t>(uint64_t{2} << shift);
+  call.k_token_units = static_cast<uint32_t>(p.k_token_stride >> shift);
+  call.v_token_units = static_cast<uint32_t>(p.v_token_stride >> shift);
+  call.k_page_units = static_cast<uint32_t>(k_page >> shift);
+  call.v_page_units = static_cast<uint32_t>(v_page >> shift);
   return call;
 }
 
@@ -86,6 +121,11 @@ std::string unsupported(const AttentionParams& p) {
     return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
            dtype_name(p.kv_dtype);
   if (p.selection_k != nullptr) return "selection_k is given; supported: null";
+  for (const auto& [name, stride] : {std::pair{"k_token_stride", p.k_token_stride},
+                                     {"k_page_stride", p.k_page_stride},
+                                     {"v_token_stride", p.v_token_stride},
+                                     {"v_page_stride", p.v_page_stride}})
+    if (stride < 0 || stride > INT32_MAX) return reason(name, stride, "0..2147483647");
   if (p.batch == 0) return "";
   const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
   if (p.max_q_len < 1 || p.max_q_len > kMaxStepRows) return reason("max_q_len", p.max_q_len, "1..8");
@@ -141,7 +181,8 @@ void launch_call(const AttentionParams& params, void* workspace, const Attention
   if (params.tile_rule == TileRule::kAligned) return launch_prefill(params, workspace, stream);
   DecodeCall call = make_call(params);
   lay_out(call, static_cast<std::byte*>(workspace));
-  launch_schedule(call, stream);
+  call.multiprocessors = std::max(1, multiprocessors("decode") - context.spare_multiprocessors);
+  if (!call.self_scheduled) launch_schedule(call, stream);
   if (params.role == Role::kDense || params.role == Role::kLayer0) {
     attend(call, Pass::kDense, stream);
     if (params.role == Role::kLayer0) launch_select(call, stream);
@@ -169,7 +210,8 @@ size_t cuda_attention_workspace_bytes(const AttentionParams& params) {
   return cuda::workspace_bytes(params, 1);
 }
 
-void cuda_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes, void* stream) {
+void cuda_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes, void* stream,
+                    int spare_multiprocessors) {
   // What is not stated would be read from the caller's arrays, which are not the host's to read.
   const size_t needed = cuda_attention_workspace_bytes(params);
   check_params(params);
@@ -180,8 +222,12 @@ void cuda_attention(const AttentionParams& params, void* workspace, size_t works
   if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % cuda::kAlignment != 0)
     throw BadArgument("workspace is at address " + std::to_string(reinterpret_cast<uintptr_t>(workspace)) +
                       ", must be 256-byte aligned device memory");
+  if (spare_multiprocessors < 0)
+    throw BadArgument("spare_multiprocessors is " + std::to_string(spare_multiprocessors) +
+                      ", must be 0 or more");
   AttentionContext context;
   context.stream = stream;
+  context.spare_multiprocessors = spare_multiprocessors;
   cuda::launch_call(params, workspace, context);
 }
 

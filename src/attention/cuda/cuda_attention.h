@@ -18,7 +18,9 @@ size_t cuda_attention_workspace_bytes(const AttentionParams& params);
 
 /// attention() with cuda_sm90_kernel: checks, then enqueues the call's kernels on stream (a cudaStream_t).
 /// Neither allocates nor synchronises; may be captured in a graph, whose replays read lengths, page tables,
-/// budgets and head maps anew. Throws DeviceError, naming the kernel, when a launch fails.
-void cuda_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes, void* stream);
+/// budgets and head maps anew. The passes over keys, which fill the GPU, leave spare_multiprocessors of it to
+/// other work; results do not depend on it. Throws DeviceError, naming the kernel, when a launch fails.
+void cuda_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes, void* stream,
+                    int spare_multiprocessors = 0);
 
 }  // namespace kascade

@@ -15,8 +15,6 @@ namespace kascade::cuda {
 constexpr int kMaxStepRows = 8;
 // Keys of one matrix product, and per reference value of stored scores.
 constexpr int kChunkKeys = 16;
-// Keys that the pass that stores scores takes at once; rows of scores are padded to them.
-constexpr int kScoreStageKeys = 2 * kChunkKeys;
 // Stored scores: the chunk's largest less the score, in log2 units times this, rounded; kScoreFarBelow means
 // weight 0.
 constexpr float kScoreSteps = 512.0f;
@@ -26,11 +24,60 @@ constexpr int kMaxPooledRows = 512;
 
 enum class Pass { kDense, kScore, kSparse };
 
-/// Keys of a list per unit of work and partial result: half a megabyte of K and V at 128 dimensions. A
-/// function of these alone, so that a sequence's result never depends on its batch mates.
-constexpr int32_t split_keys(Pass pass, int32_t head_dim) {
-  return (pass == Pass::kScore ? 4096 : 1024) * (head_dim == 64 ? 2 : 1);
+constexpr uint32_t kUnitsMultiple = 128;
+
+/// How a list is cut into units of work. A function of the list's own length and of the call's shape, so that
+/// a sequence's result never depends on its batch mates: long lists in units that are large against what a
+/// unit costs, short ones in as many as keep all multiprocessors of one GPU busy.
+struct SplitRule {
+  int32_t units = 0;  // that a tile is cut into if their size allows it, a multiple of kUnitsMultiple
+  int32_t least = 0;  // keys of a unit
+  int32_t most = 0;
+  int32_t lists = 0;  // lists of one tile
+};
+/// For a >= 0, b > 0.
+__host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) {
+  return static_cast<int32_t>((static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) /
+                              static_cast<uint32_t>(b));
 }
+
+__host__ __device__ inline int32_t split_keys(const SplitRule& rule, int32_t length) {
+  // No 64-bit division, which is long: the shift leaves 32 bits, as lists are at most 2048.
+  const auto chunks = (static_cast<uint32_t>(length) + kChunkKeys - 1) / kChunkKeys;
+  const uint64_t all = uint64_t{chunks} * static_cast<uint32_t>(rule.lists);
+  const auto part = static_cast<uint32_t>((all + kUnitsMultiple - 1) / kUnitsMultiple);
+  const auto parts = static_cast<uint32_t>(rule.units) / kUnitsMultiple;
+  const uint32_t share = (part + parts - 1) / parts;
+  const uint32_t most = static_cast<uint32_t>(rule.most) / kChunkKeys;
+  const auto keys = static_cast<int32_t>((share < most ? share : most) * kChunkKeys);
+  return keys < rule.least ? rule.least : keys;
+}
+__host__ __device__ inline int32_t split_count(const SplitRule& rule, int32_t length) {
+  return divide_up(length, split_keys(rule, length));
+}
+
+/// The most units of one list of up to `longest` keys.
+inline int32_t most_splits(const SplitRule& rule, int64_t longest) {
+  const int64_t by_most = (longest + rule.most - 1) / rule.most;
+  const int64_t by_least = (longest + rule.least - 1) / rule.least;
+  const int64_t even = (int64_t{rule.units} + rule.lists - 1) / rule.lists;
+  return static_cast<int32_t>(by_most > even ? by_most : by_least < even ? by_least : even);
+}
+
+// Batches up to this find their units of work in every block, without a kernel of its own.
+constexpr int32_t kMostSelfScheduled = 32;
+
+/// What units of the pass over sets need to know of a sequence whose rows are one tile.
+struct alignas(16) SparseTile {
+  int32_t q_row, rows;  // of the tile
+  int32_t row_chunks;   // units that share a stretch of a list
+  int32_t split;        // keys of a unit
+  int32_t members;      // of an anchor's sets
+  int32_t own;          // own keys after the members
+  int32_t candidates;
+  int32_t limit;  // keys that the first row sees, less the members
+  int64_t set;    // index of its sets, -1 without a place
+};
 
 struct DecodeCall {
   AttentionParams params;
@@ -39,27 +86,46 @@ struct DecodeCall {
   int32_t sets = 0;          // S
   int32_t readers = 0;       // lists attended per tile: one per KV head, or per query head
   int32_t reader_heads = 0;  // query heads that share a list
+  int32_t group = 0;         // query heads of a KV head
   int32_t dense_rows = 0;    // query rows of one unit of work, 16 or 32
   int32_t sparse_rows = 0;
-  int32_t dense_split = 0;  // split_keys() of the pass over all keys
-  int32_t sparse_split = 0;
+  SplitRule dense_rule;  // of the pass over all keys
+  SplitRule sparse_rule;
   int32_t dense_splits = 0;  // partial results that a row and head has room for, by pass
   int32_t sparse_splits = 0;
-  int64_t score_stride = 0;  // keys, rounded up to whole stages
+  int64_t score_stride = 0;     // keys, rounded up to whole stages
+  int32_t page_shift = -1;      // log2 of the page size, if it is a power of two
+  bool self_scheduled = false;  // units are found in every block, and dealt out in turn instead of counted
+  // Strides of tokens and pages in the largest power of two of bytes that divides all of them, so that 32
+  // bits reach anywhere.
+  uint32_t stride_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
+  int32_t multiprocessors = 0;  // that the passes over keys may fill
 
   // Workspace. Row index: (row of q) * H + head. An anchor's two passes use the partial results one after the
   // other.
-  int32_t* dense_units = nullptr;   // [B+1] units of work before each sequence
-  int32_t* sparse_units = nullptr;  // [B+1]
-  int32_t* counters = nullptr;      // [2] units handed out beyond the first two of each block, by pass
-  float2* partial_stats = nullptr;  // [rows, splits] largest score (log2) and sum of 2^(score - largest)
-  float* partial_out = nullptr;     // [rows, splits, D] unnormalised
-  uint16_t* score_codes = nullptr;  // [rows, score_stride]
-  float* score_tops = nullptr;      // [rows, score_stride / kChunkKeys]
+  int32_t* dense_units = nullptr;      // [B+1] units of work before each sequence; unused when self-scheduled
+  int32_t* sparse_units = nullptr;     // [B+1]
+  SparseTile* sparse_tiles = nullptr;  // [B]; null when blocks look for themselves
+  int32_t* counters = nullptr;         // [2] units handed out beyond the first two of each block, by pass
+  float2* partial_stats = nullptr;     // [rows, splits] largest score (log2) and sum of 2^(score - largest)
+  float* partial_out = nullptr;        // [rows, splits, D] unnormalised
+  uint16_t* score_codes = nullptr;     // [rows, score_stride]
+  float* score_tops = nullptr;         // [rows, score_stride / kChunkKeys]
+  uint32_t* rank_keys = nullptr;       // [sets, score_stride] where shared memory is too small for them
+
+  /// Units of one stretch of a list: as many as its query rows need.
+  __host__ __device__ int32_t sparse_row_chunks(int32_t q_len) const {
+    const int32_t rows = params.budget.own_tile != OwnTile::kOnTop ? 1 : q_len;
+    return divide_up(rows * reader_heads, sparse_rows);
+  }
 };
 
 /// Lays the workspace out from base (null: only measures) and returns its size.
 size_t lay_out(DecodeCall& call, std::byte* base);
+
+/// Lists that a call may select, and whether they are so long that rank_keys is wanted.
+int64_t select_lists(const DecodeCall& call);
+bool select_needs_rank_keys(const DecodeCall& call);
 
 // The kernels of a call, in the order in which they are launched; each throws DeviceError naming the kernel.
 void launch_schedule(const DecodeCall& call, cudaStream_t stream);

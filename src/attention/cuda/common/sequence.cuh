@@ -15,6 +15,36 @@ __device__ inline int64_t clamp64(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
+/// evaluate_budget() of a `step` call in little code: kernels of a few microseconds wait for every
+/// instruction that they have not run before, and 64-bit divisions are long.
+__device__ inline uint32_t budget_count(const Budget& budget, uint32_t length) {
+  const uint64_t product = uint64_t{static_cast<uint32_t>(budget.percent_hundredths)} * length;
+  uint32_t count = static_cast<uint32_t>((product + (budget.round_up ? 9999 : 0)) / 10000);
+  count = max(count, static_cast<uint32_t>(budget.floor));
+  const auto multiple = static_cast<uint32_t>(budget.round_to);
+  return multiple == 1 ? count : (count + multiple - 1) / multiple * multiple;
+}
+__device__ inline SetBudget step_budget(const Budget& budget, int32_t candidates, int32_t x, int32_t length) {
+  const int64_t charged = budget.own_tile == OwnTile::kCharged && budget.tile > 1 ? budget.tile : 0;
+  const bool rolling = budget.rolling && budget.rolling_min_rows < 1;
+  int64_t count = 0;
+  if (!rolling || budget.rolling_capped)
+    count =
+        max(int64_t{min(budget_count(budget, length), static_cast<uint32_t>(length))} - charged, int64_t{1});
+  if (rolling) {
+    const int64_t fixed = count;
+    count = budget_count(budget, x);
+    if (budget.rolling_capped) count = min(count, fixed);
+  }
+  SetBudget set;
+  set.candidates = candidates;
+  set.sinks = min(budget.sinks, candidates);
+  set.recent_begin = max(set.candidates - budget.recent, set.sinks);
+  if (budget.forced_charged) count = max(count - set.sinks - (set.candidates - set.recent_begin), int64_t{0});
+  set.ranked = min(count, set.recent_begin - set.sinks);
+  return set;
+}
+
 struct StepSequence {
   int32_t row_begin, q_len, kv_len;
   int32_t start;  // position of row 0; negative with more rows than keys
@@ -59,10 +89,10 @@ __device__ inline StepTile load_tile(const DecodeCall& call, const StepSequence&
   t.row_begin = own_row ? tile : 0;
   t.rows = own_row ? 1 : s.q_len;
   t.set = tile < s.stored_tiles ? int64_t{s.set_begin} + tile : -1;
-  const int64_t x = own_row ? int64_t{s.start} + tile : max(s.start, 0);
-  const int64_t length = p.budget_lens != nullptr ? max(p.budget_lens[b], 0) : s.kv_len;
-  SetBudget budget =
-      evaluate_budget(p.budget, max(x + (own_row ? 1 : 0), int64_t{0}), max(x, int64_t{0}), length, 1);
+  const int32_t x = max(own_row ? s.start + tile : s.start, 0);
+  const int32_t candidates = own_row ? max(s.start + tile + 1, 0) : x;
+  const int32_t length = p.budget_lens != nullptr ? max(p.budget_lens[b], 0) : s.kv_len;
+  SetBudget budget = step_budget(p.budget, candidates, x, length);
   t.clamped = budget.members() > p.capacity;
   const int64_t sinks = min(budget.sinks, int64_t{p.capacity});
   const int64_t recent = min(budget.candidates - budget.recent_begin, p.capacity - sinks);
@@ -78,10 +108,9 @@ __device__ inline int32_t set_of_reader(const DecodeCall& call, int32_t reader) 
   const AttentionParams& p = call.params;
   if (p.set_owner == SetOwner::kAllHeads) return 0;
   if (p.role != Role::kReuse || p.head_map == nullptr) return reader;
-  const int32_t group = p.query_heads / p.kv_heads;
-  const int32_t kv_head = p.set_owner == SetOwner::kQueryHead ? reader / group : reader;
-  const int32_t owner = max(0, min(p.head_map[kv_head], p.kv_heads - 1));
-  return p.set_owner == SetOwner::kQueryHead ? owner * group + reader % group : owner;
+  if (p.set_owner == SetOwner::kKvHead) return max(0, min(p.head_map[reader], p.kv_heads - 1));
+  const int32_t owner = max(0, min(p.head_map[reader / call.group], p.kv_heads - 1));
+  return owner * call.group + reader % call.group;
 }
 
 /// Whether anyone reads set `set` (`needed`).
@@ -93,12 +122,14 @@ __device__ inline bool is_needed(const DecodeCall& call, int32_t set) {
       if (p.needed[g] != 0) return true;
     return false;
   }
-  return p.needed[p.set_owner == SetOwner::kQueryHead ? set / (p.query_heads / p.kv_heads) : set] != 0;
+  return p.needed[p.set_owner == SetOwner::kQueryHead ? set / call.group : set] != 0;
 }
 
-/// Members of a tile's set for a reader.
+/// Members of a tile's set for a reader. What an anchor selects is known from the budget, before it has been
+/// selected.
 __device__ inline int32_t member_count(const DecodeCall& call, const StepTile& tile, int32_t reader) {
   if (tile.set < 0) return 0;
+  if (call.params.role != Role::kReuse) return static_cast<int32_t>(tile.budget.members());
   const int32_t count = call.params.counts[tile.set * call.sets + set_of_reader(call, reader)];
   return max(0, min(count, call.params.capacity));
 }
@@ -108,7 +139,73 @@ __device__ inline int32_t own_keys(const DecodeCall& call, const StepSequence& s
   return rows_are_tiles(call) ? 0 : static_cast<int32_t>(s.kv_len - tile.budget.candidates);
 }
 
-__host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+/// Keys of the longest of a tile's lists, which decides how all of them are cut. Lanes share the readers:
+/// this one looks at reader `first` and every `step`-th after it; `largest` is the maximum over the lanes.
+template <int unroll, class Largest>
+__device__ inline int32_t longest_list(const DecodeCall& call, const StepSequence& s, const StepTile& tile,
+                                       int32_t first, int32_t step, Largest largest) {
+  if (call.params.role != Role::kReuse) return member_count(call, tile, 0) + own_keys(call, s, tile);
+  int32_t longest = 0;
+#pragma unroll unroll
+  for (int32_t reader = first; reader < call.readers; reader += step)
+    longest = max(longest, member_count(call, tile, reader));
+  return largest(longest) + own_keys(call, s, tile);
+}
+
+/// The same for a warp.
+__device__ inline int32_t longest_list(const DecodeCall& call, const StepSequence& s, const StepTile& tile) {
+  return longest_list<1>(call, s, tile, static_cast<int32_t>(threadIdx.x) % 32, 32,
+                         [](int32_t own) { return __reduce_max_sync(0xFFFFFFFFu, own); });
+}
+
+/// longest: keys of the tile's longest list.
+__device__ inline SparseTile sparse_tile(const DecodeCall& call, const StepSequence& s, const StepTile& tile,
+                                         int32_t longest) {
+  const auto candidates = static_cast<int32_t>(tile.budget.candidates);
+  return {s.row_begin + tile.row_begin,
+          tile.rows,
+          call.sparse_row_chunks(s.q_len),
+          split_keys(call.sparse_rule, longest),
+          tile.set < 0 ? 0 : static_cast<int32_t>(tile.budget.members()),
+          own_keys(call, s, tile),
+          candidates,
+          s.start + tile.row_begin + 1 - candidates,
+          tile.set};
+}
+
+struct Units {
+  int32_t dense = 0, sparse = 0;
+};
+
+/// Units of work of one sequence, and its AttentionStatus bits; lanes as for longest_list().
+template <int unroll, class Largest>
+__device__ inline Units count_units(const DecodeCall& call, int32_t b, int32_t first, int32_t step,
+                                    Largest largest, uint32_t* status) {
+  const AttentionParams& p = call.params;
+  const StepSequence s = load_sequence(call, b);
+  if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) *status |= kStatusQueryClamped;
+  if (s.kv_len < p.seq_lens_kv[b]) *status |= kStatusKvClamped;
+  if (s.stored_tiles < s.tiles) *status |= kStatusTilesClamped;
+  Units units;
+  if (s.q_len == 0) return units;
+  if (p.role != Role::kReuse) {
+    const int32_t row_chunks = divide_up(s.q_len * call.group, call.dense_rows);
+    units.dense = split_count(call.dense_rule, s.kv_len) * row_chunks * p.kv_heads;
+  }
+  int32_t splits = 0;
+#pragma unroll 1
+  for (int32_t i = 0; i < s.tiles; ++i) {
+    const StepTile tile = load_tile(call, s, b, i);
+    if (selects(p.role) && tile.clamped) *status |= kStatusCapacityClamped;
+    if (!attends_to_sets(p.role)) continue;
+    const int32_t longest = longest_list<unroll>(call, s, tile, first, step, largest);
+    splits = max(splits, split_count(call.sparse_rule, longest));
+    if (call.sparse_tiles != nullptr) call.sparse_tiles[b] = sparse_tile(call, s, tile, longest);
+  }
+  if (attends_to_sets(p.role))
+    units.sparse = s.tiles * call.sparse_row_chunks(s.q_len) * call.readers * splits;
+  return units;
+}
 
 /// Largest score (finite) and sum of 2^(score - largest) of one row over its partial results; a warp's lanes
 /// share it.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first and the last kernel of a decode call: how many units of work each sequence has, and the merge of
 // the partial results in the order of their splits.
+#include <algorithm>
+
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
@@ -9,46 +11,9 @@
 namespace kascade::cuda {
 namespace {
 
-constexpr int kScheduleThreads = 1024;
+constexpr int kMostScheduleThreads = 1024;
 constexpr int kMergeWarps = 8;
 constexpr float kLn2 = 0.693147180559945f;
-
-struct Units {
-  int32_t dense = 0, sparse = 0;
-};
-
-/// Units of work of one sequence, and its AttentionStatus bits.
-__device__ Units count_units(const DecodeCall& call, int32_t b, uint32_t* status) {
-  const AttentionParams& p = call.params;
-  const StepSequence s = load_sequence(call, b);
-  if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) *status |= kStatusQueryClamped;
-  if (s.kv_len < p.seq_lens_kv[b]) *status |= kStatusKvClamped;
-  if (s.stored_tiles < s.tiles) *status |= kStatusTilesClamped;
-  Units units;
-  if (s.q_len == 0) return units;
-  if (p.role != Role::kReuse) {
-    const int32_t row_chunks = divide_up(s.q_len * (p.query_heads / p.kv_heads), call.dense_rows);
-    units.dense = divide_up(s.kv_len, call.dense_split) * row_chunks * p.kv_heads;
-  }
-  int32_t longest = 0;
-  for (int32_t i = 0; i < s.tiles; ++i) {
-    const StepTile tile = load_tile(call, s, b, i);
-    if (selects(p.role) && tile.clamped) *status |= kStatusCapacityClamped;
-    int32_t members = static_cast<int32_t>(tile.budget.members());
-    if (p.role == Role::kReuse) {
-      members = 0;
-      for (int32_t reader = 0; reader < call.readers; ++reader)
-        members = max(members, member_count(call, tile, reader));
-    }
-    longest = max(longest, (tile.set < 0 ? 0 : members) + own_keys(call, s, tile));
-  }
-  if (attends_to_sets(p.role)) {
-    const int32_t tile_rows = rows_are_tiles(call) ? 1 : s.q_len;
-    const int32_t row_chunks = divide_up(tile_rows * call.reader_heads, call.sparse_rows);
-    units.sparse = s.tiles * row_chunks * call.readers * divide_up(longest, call.sparse_split);
-  }
-  return units;
-}
 
 /// Inclusive sums over the block; carry is what came before and is advanced.
 __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry) {
@@ -63,20 +28,23 @@ __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry
   int32_t before = *carry;
   for (int w = 0; w < warp; ++w) before += warp_sums[w];
   int32_t total = *carry;
-  for (int w = 0; w < kScheduleThreads / 32; ++w) total += warp_sums[w];
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) total += warp_sums[w];
   *carry = total;
   return before + value;
 }
 
-__global__ void __launch_bounds__(kScheduleThreads) schedule_kernel(const __grid_constant__ DecodeCall call) {
-  __shared__ int32_t warp_sums[kScheduleThreads / 32];
+__global__ void __launch_bounds__(kMostScheduleThreads)
+    schedule_kernel(const __grid_constant__ DecodeCall call) {
+  __shared__ int32_t warp_sums[kMostScheduleThreads / 32];
   allow_next_kernel();
   int32_t dense_before = 0, sparse_before = 0;
   uint32_t status = 0;
-  for (int32_t first = 0; first < call.params.batch; first += kScheduleThreads) {
+  for (int32_t first = 0; first < call.params.batch; first += static_cast<int32_t>(blockDim.x)) {
     const int32_t b = first + static_cast<int32_t>(threadIdx.x);
     Units units;
-    if (b < call.params.batch) units = count_units(call, b, &status);
+    if (b < call.params.batch)
+      units = count_units<8>(
+          call, b, 0, 1, [](int32_t own) { return own; }, &status);
     const int32_t dense = running_sum(units.dense, warp_sums, &dense_before);
     const int32_t sparse = running_sum(units.sparse, warp_sums, &sparse_before);
     if (b >= call.params.batch) continue;
@@ -110,32 +78,56 @@ template <int D>
 __global__ void __launch_bounds__(kMergeWarps * 32)
     merge_kernel(const __grid_constant__ DecodeCall call, bool sparse) {
   constexpr int kPerLane = D / 32;
+  // Splits whose sums a warp asks for before it knows what they are worth.
+  constexpr int kAhead = 4;
   __shared__ float sums[kMergeWarps][D];
-  wait_for_previous_kernel();
   const AttentionParams& p = call.params;
   const int32_t row = static_cast<int32_t>(blockIdx.x) / p.query_heads;
   const int32_t head = static_cast<int32_t>(blockIdx.x) % p.query_heads;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (row < p.cu_seqlens_q[0] || row >= p.cu_seqlens_q[p.batch]) return;
-  const int32_t b = find_sequence(p.cu_seqlens_q, p.batch, row);
+  // Mostly every sequence has one row; a search is a chain of loads.
+  const bool in_order = row < p.batch && p.cu_seqlens_q[row] == row && p.cu_seqlens_q[row + 1] == row + 1;
+  const int32_t b = in_order ? row : find_sequence(p.cu_seqlens_q, p.batch, row);
   const StepSequence s = load_sequence(call, b);
   const int32_t r = row - s.row_begin;
   if (r >= s.q_len) return;
 
-  int32_t keys = s.kv_len;
+  int32_t splits;
   if (sparse) {
     const StepTile tile = load_tile(call, s, b, rows_are_tiles(call) ? r : 0);
-    keys = member_count(call, tile, head / call.reader_heads) + own_keys(call, s, tile);
+    const int32_t longest = longest_list(call, s, tile);
+    const int32_t reader = call.reader_heads == call.group ? head / call.group : head;
+    const int32_t keys = member_count(call, tile, reader) + own_keys(call, s, tile);
+    splits = divide_up(keys, split_keys(call.sparse_rule, longest));
+  } else {
+    splits = split_count(call.dense_rule, s.kv_len);
   }
-  const int32_t splits = divide_up(keys, sparse ? call.sparse_split : call.dense_split);
   const int64_t first =
       (int64_t{row} * p.query_heads + head) * (sparse ? call.sparse_splits : call.dense_splits);
   const float2* stats = call.partial_stats + first;
+  const float* out = call.partial_out + first * D;
+  // All that is above comes from the caller's arrays.
+  wait_for_previous_kernel();
+  float ahead[kAhead][kPerLane];
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j)
+    if (warp + j * kMergeWarps < splits) {
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e)
+        ahead[j][e] = out[int64_t{warp + j * kMergeWarps} * D + e * 32 + lane];
+    }
   const auto [top, total] = merge_stats(stats, splits);
   float sum[kPerLane] = {};
-  const float* out = call.partial_out + first * D;
-#pragma unroll 8
-  for (int32_t i = warp; i < splits; i += kMergeWarps) {
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j)
+    if (warp + j * kMergeWarps < splits) {
+      const float factor = exp2_fast(stats[warp + j * kMergeWarps].x - top);
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) sum[e] += factor * ahead[j][e];
+    }
+#pragma unroll 4
+  for (int32_t i = warp + kAhead * kMergeWarps; i < splits; i += kMergeWarps) {
     const float factor = exp2_fast(stats[i].x - top);
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) sum[e] += factor * out[int64_t{i} * D + e * 32 + lane];
@@ -145,6 +137,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
   __syncthreads();
   for (int d = static_cast<int>(threadIdx.x); d < D; d += kMergeWarps * 32) {
     float value = 0;
+#pragma unroll
     for (int w = 0; w < kMergeWarps; ++w) value += sums[w][d];
     // Rows that see no key have a total of 0; a NaN total stays one.
     value = total == 0 ? 0 : value / total * p.v_scale;
@@ -167,7 +160,7 @@ void launch_merge_kernel(const DecodeCall& call, bool sparse, cudaStream_t strea
 void launch_schedule(const DecodeCall& call, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = 1;
-  shape.threads = kScheduleThreads;
+  shape.threads = std::min(kMostScheduleThreads, divide_up(call.params.batch, 32) * 32);
   shape.chained = false;
   launch("decode_schedule", schedule_kernel, shape, stream, call);
 }

@@ -1,59 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selection of a decode call: pooled weights from the stored scores, exact top-k, ascending list. One cluster
-// of blocks per index set; each block owns a range of the keys and the blocks share histograms through
-// distributed shared memory.
-#include <cooperative_groups.h>
-
+// of blocks per index set; each block owns a range of the keys and the blocks add up histograms and exchange
+// the keys at the cut through distributed shared memory.
 #include <algorithm>
 
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
+#include "attention/cuda/ptx/cluster.cuh"
 #include "attention/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 namespace {
 
-namespace cg = cooperative_groups;
-
+// Blocks of a cluster: as many as any GPU of this generation takes, and as many as most do.
 constexpr int kCluster = 8;
+constexpr int kLargeCluster = 16;
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWarps <= 32, "a lane stands for a warp in sums over warps");
-constexpr int kVector =
-    4;  // neighbouring keys that a thread takes at once, twice as many when it weighs them
-// Rank keys are 31 bits, cut into digits of 11, 10 and 10.
-__host__ __device__ constexpr int digit_bits(int pass) { return pass == 0 ? 11 : 10; }
-__host__ __device__ constexpr int digit_shift(int pass) { return 20 - 10 * pass; }
-// Histograms lie apart by this; a few words more than the bins, so that equal bins of two copies lie in other
-// banks.
-constexpr int kHistogramStride = (1 << 11) + 8;
-// First digits are counted in four copies, a quarter of the lanes each: weights crowd in few bins, and lanes
-// that meet in one wait for each other. Once added up, the second and third copy hold the other digits'
-// histograms.
-constexpr int kCopies = 4;
-__host__ __device__ constexpr int first_bin(int pass) { return pass * kHistogramStride; }
-// Marks keys of the range that are not ranked; matches no prefix and counts as above no cut.
+static_assert(kLargeCluster <= kWarps, "a warp reads one other block's keys");
+// Neighbouring keys that a thread takes at once, twice as many when it weighs them.
+constexpr int kVector = 4;
+// Rank keys have 31 bits. The first histogram has a bin for each value of the upper 16 bits (weights that
+// agree to 1/256) in a window of 16 powers of two below the largest cut possible; it is moved in the rare
+// case that the cut lies elsewhere. Keys that share the cut's bin are few and are ranked one against another;
+// if they are too many, histograms of 12 and 3 further bits decide.
+constexpr int kBins = 4096;
+constexpr int kBinsPerThread = kBins / kThreads;
+static_assert(kBinsPerThread == 8);
+constexpr int kFirstShift = 15, kSecondShift = 3;
+constexpr int kMostCandidates = 512;
+static_assert(kMostCandidates <= kThreads, "a thread ranks one candidate");
+// Marks keys of the range that are not ranked; larger than any rank key.
 constexpr uint32_t kNotRanked = 0x80000000u;
-// Rank keys kept in shared memory; ranges longer than this are weighed again in every pass.
-constexpr int kMostCachedKeys = 44 * 1024;
-// Keys that share the first digit of the cut, kept apart so that later passes read only them; more are not
-// kept.
-constexpr int kMostCandidates = 1024;
+// Rank keys of a block that its shared memory has room for; those of longer ranges lie in the workspace.
+constexpr int kMostCachedKeys = 48 * 1024;
+
+struct Candidate {
+  uint32_t key;
+  int32_t position;
+};
+
+/// Where the wanted-th largest key is: its bin, the keys above that bin, and those in it.
+struct Found {
+  int32_t bin, above, count;
+};
 
 struct alignas(16) SelectMemory {
-  alignas(16) int32_t histogram[kCopies * kHistogramStride];
-  alignas(16) int32_t
-      totals[(1 << 11) / kCluster];  // of this block's share of the bins, over the cluster; others read it
-  int32_t candidates[kMostCandidates];
-  float lse[kMaxPooledRows];    // log2
-  int64_t row[kMaxPooledRows];  // where the row's scores begin
-  int32_t warp_above[kWarps], warp_ties[kWarps];
+  union {
+    alignas(16) int32_t histogram[kBins];       // of this block's keys; read by the others
+    Candidate all_candidates[kMostCandidates];  // of the cluster, once the histograms are done
+  };
+  alignas(16) int32_t totals[kBins / kCluster];  // of this block's share of the bins, over the cluster
+  Candidate candidates[kMostCandidates];         // of this block; read by the others
+  float lse[kMaxPooledRows];                     // log2
+  int64_t row[kMaxPooledRows];                   // where the row's scores begin
+  int32_t warp_selected[kWarps], warp_ties[kWarps];
   int32_t warp_sums[kWarps];
-  int32_t candidate_count;
-  int32_t block_above, block_ties;  // read by the other blocks of the cluster
-  uint32_t digit;
-  int32_t wanted;
+  int32_t candidate_count, block_selected, block_ties;  // read by the others
+  Found found;
+  Candidate cut;
 };
 
 /// Orders weights (never negative) as the ranking does, NaN lowest.
@@ -61,73 +68,92 @@ __device__ uint32_t rank_key(float weight) { return weight != weight ? 0 : __flo
 
 class Selector {
  public:
-  __device__ Selector(const DecodeCall& call, SelectMemory& memory, uint32_t* cache, int32_t cached_keys)
+  __device__ Selector(const DecodeCall& call, SelectMemory& memory, uint32_t* cache)
       : call_(call),
         p_(call.params),
         memory_(memory),
         cache_(cache),
-        cached_keys_(cached_keys),
-        cluster_(cg::this_cluster()),
-        rank_(static_cast<int>(cluster_.block_rank())),
+        blocks_(cluster_size()),
+        rank_(cluster_rank()),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         warp_(thread_ / 32) {}
 
   __device__ void run() {
-    const int32_t index = static_cast<int32_t>(blockIdx.x) / kCluster;
+    const int32_t index = static_cast<int32_t>(blockIdx.x) / blocks_;
     const int32_t tiles = rows_are_tiles(call_) ? static_cast<int32_t>(call_.maxima.q_len) : 1;
     const int32_t set = index % call_.sets;
     const int32_t b = index / call_.sets / tiles;
     const StepSequence s = load_sequence(call_, b);
     const StepTile tile = load_tile(call_, s, b, index / call_.sets % tiles);
-    if (tile.set < 0) return;
+    const bool needed = is_needed(call_, set);
     const int64_t list = tile.set * call_.sets + set;
     positions_ = p_.positions + list * p_.capacity;
     budget_ = tile.budget;
-    if (!is_needed(call_, set)) {
+    const bool ranks = needed && budget_.ranked > 0 && budget_.ranked < budget_.recent_begin - budget_.sinks;
+    if (ranks) clear_histogram();
+    if (thread_ == 0) memory_.candidate_count = 0;
+    // All that is above comes from the caller's arrays.
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (tile.set < 0) return;
+    if (!needed) {
       budget_.sinks = budget_.ranked = 0;
       budget_.recent_begin = budget_.candidates;
-      write_forced();
-      if (rank_ == 0 && thread_ == 0) p_.counts[list] = 0;
-      return;
     }
-    const int32_t set_heads = p_.query_heads / call_.sets;
-    rows_ = tile.rows * set_heads;
-    merge_lse(s, tile, set, set_heads);
-    write_by_products(s, tile, set, list);
-    write_forced();
-    if (rank_ == 0 && thread_ == 0) p_.counts[list] = static_cast<int32_t>(budget_.members());
-    rank_and_write();
+    if (rank_ == 0 && thread_ == 0) p_.counts[list] = needed ? static_cast<int32_t>(budget_.members()) : 0;
+    if (needed) {
+      const int32_t set_heads = p_.query_heads / call_.sets;
+      rows_ = tile.rows * set_heads;
+      merge_lse(s, tile, set, set_heads);
+      write_by_products(s, tile, set, list);
+    }
+    write_forced(ranks);
+    if (cache_ == nullptr) cache_ = call_.rank_keys + index * call_.score_stride + rank_ * share();
+    if (ranks) rank_and_write();
   }
 
  private:
+  __device__ void clear_histogram() {
+    for (int i = thread_; i < kBins; i += kThreads) memory_.histogram[i] = 0;
+  }
+
+  /// Keys of a block.
+  __device__ int32_t share() const {
+    return divide_up(divide_up(static_cast<int32_t>(budget_.recent_begin), blocks_), kChunkKeys) * kChunkKeys;
+  }
+
   /// Log-sum-exp (log2) of the pooled rows over all keys they see, from the partial results of the score
   /// pass.
   __device__ void merge_lse(const StepSequence& s, const StepTile& tile, int32_t set, int32_t set_heads) {
-    const int32_t splits = divide_up(s.kv_len, call_.dense_split);
+    const int32_t splits = split_count(call_.dense_rule, s.kv_len);
     for (int32_t i = warp_; i < rows_; i += kWarps) {
       const int32_t row =
           (s.row_begin + tile.row_begin + i / set_heads) * p_.query_heads + set * set_heads + i % set_heads;
       const float2* stats = call_.partial_stats + int64_t{row} * call_.dense_splits;
       const RowStats row_stats = merge_stats(stats, splits);
       if (lane_ != 0) continue;
-      memory_.lse[i] = row_stats.top + log2f(row_stats.total);
+      // A row that sees no key weighs none.
+      memory_.lse[i] = row_stats.total == 0 ? INFINITY : row_stats.top + log2f(row_stats.total);
       memory_.row[i] = row * call_.score_stride;
     }
     __syncthreads();
   }
 
+  /// kScoreFarBelow is 128 powers of two below the chunk's top, which is at most lse: the result is 0.
   __device__ static float weight_of(uint32_t code, float offset) {
     // 2^23 + code as a float, without the slow integer conversion.
     const float distance = __uint_as_float(0x4B000000u | code) - 8388608.0f;
-    return code == kScoreFarBelow ? 0 : exp2_fast(fmaf(distance, -1.0f / kScoreSteps, offset));
+    return exp2_fast(fmaf(distance, -1.0f / kScoreSteps, offset));
   }
 
-  __device__ float weight(int32_t key) const {
+  /// Of one key, from its memory alone; not inlined, as only by-products want it.
+  static __device__ __noinline__ float weight(const DecodeCall& call, const SelectMemory& memory,
+                                              int32_t rows, int32_t key) {
     float sum = 0;
-    for (int32_t i = 0; i < rows_; ++i) {
-      const uint64_t at = static_cast<uint64_t>(memory_.row[i] + key);
-      sum += weight_of(call_.score_codes[at], call_.score_tops[at / kChunkKeys] - memory_.lse[i]);
+    for (int32_t i = 0; i < rows; ++i) {
+      const uint64_t at = static_cast<uint64_t>(memory.row[i] + key);
+      sum += weight_of(call.score_codes[at], call.score_tops[at / kChunkKeys] - memory.lse[i]);
     }
     return sum;
   }
@@ -154,119 +180,104 @@ class Selector {
                                     int64_t list) const {
     if (p_.pooled_weights != nullptr) {
       float* pooled = p_.pooled_weights + tile.set * p_.pooled_tile_stride + set * p_.pooled_head_stride;
-      for (int32_t j = rank_ * kThreads + thread_; j < budget_.candidates; j += kCluster * kThreads)
-        pooled[j] = weight(j);
+      for (int32_t j = rank_ * kThreads + thread_; j < budget_.candidates; j += blocks_ * kThreads)
+        pooled[j] = weight(call_, memory_, rows_, j);
     }
     if (p_.own_tile_mass != nullptr && rank_ == 0 && thread_ == 0) {
       float mass = 0;
-      for (int32_t j = static_cast<int32_t>(budget_.candidates); j < s.kv_len; ++j) mass += weight(j);
+      for (int32_t j = static_cast<int32_t>(budget_.candidates); j < s.kv_len; ++j)
+        mass += weight(call_, memory_, rows_, j);
       p_.own_tile_mass[list] = mass;
     }
   }
 
-  /// Sinks, recent keys and the padding.
-  __device__ void write_forced() const {
+  /// Sinks, recent keys and the padding; and the ranked keys, when they are all.
+  __device__ void write_forced(bool ranks) const {
     const int32_t sinks = static_cast<int32_t>(budget_.sinks), ranked = static_cast<int32_t>(budget_.ranked);
     const int32_t members = static_cast<int32_t>(budget_.members());
     const int32_t recent_begin = static_cast<int32_t>(budget_.recent_begin);
-    const int32_t first = rank_ * kThreads + thread_;
-    for (int32_t m = first; m < sinks; m += kCluster * kThreads) positions_[m] = m;
-    for (int32_t m = sinks + ranked + first; m < p_.capacity; m += kCluster * kThreads)
+    const int32_t first = rank_ * kThreads + thread_, step = blocks_ * kThreads;
+    const int32_t leading = ranks ? sinks : sinks + ranked;
+    for (int32_t m = first; m < leading; m += step) positions_[m] = m;
+    for (int32_t m = sinks + ranked + first; m < p_.capacity; m += step)
       positions_[m] = m < members ? recent_begin + m - sinks - ranked : -1;
-  }
-
-  /// Rank key of the block's key begin_ + i.
-  __device__ uint32_t key_at(int32_t i) const {
-    if (i < cached_keys_) return cache_[i];
-    const int32_t j = begin_ + i;
-    return j >= budget_.sinks && j < budget_.recent_begin ? rank_key(weight(j)) : kNotRanked;
   }
 
   __device__ void rank_and_write() {
     const int32_t end = static_cast<int32_t>(budget_.recent_begin);
-    const int32_t share = divide_up(divide_up(end, kCluster), kChunkKeys) * kChunkKeys;
-    begin_ = min(rank_ * share, end);
-    length_ = min(begin_ + share, end) - begin_;
+    begin_ = min(rank_ * share(), end);
+    length_ = min(begin_ + share(), end) - begin_;
     warp_share_ = divide_up(divide_up(length_, kWarps), 32 * kVector) * 32 * kVector;
-    for (int i = thread_; i < kCopies * kHistogramStride; i += kThreads) memory_.histogram[i] = 0;
-    if (thread_ == 0) memory_.candidate_count = 0;
-    __syncthreads();
-    weigh();
-    uint32_t cut = 0;
-    int32_t wanted = static_cast<int32_t>(budget_.ranked);
-    if (wanted == 0 || wanted == budget_.recent_begin - budget_.sinks) {
-      // None, or all: NaN (rank key 0) included.
-      cut = wanted == 0 ? kNotRanked - 1 : 0;
+
+    const int32_t ranked = static_cast<int32_t>(budget_.ranked);
+    // The wanted-th largest weight is at most the mean of those above it.
+    const uint32_t largest = rank_key(1.01f * static_cast<float>(rows_) / static_cast<float>(ranked));
+    int32_t base = max(static_cast<int32_t>(largest >> kFirstShift) - (kBins - 2), 0);
+    weigh(base);
+    Found found = find_bin(ranked);
+    while ((found.bin == 0 && base > 0) ||
+           (found.bin == kBins - 1 &&
+            base + kBins - 1 < static_cast<int32_t>((kNotRanked - 1) >> kFirstShift))) {
+      base = max(found.bin == 0 ? base - (kBins - 2) : base + (kBins - 2), 0);
+      clear_histogram();
       __syncthreads();
-      count_all(cut);
-    } else {
-      add_copies();
-      find_digit(0, cut, wanted);
-      collect_candidates(cut);
-      find_digit(1, cut, wanted);
-      count_last_digits(cut);
-      find_digit(2, cut, wanted);
-      if (memory_.candidate_count <= kMostCandidates) {
-        count_candidates(cut);
-      } else {
-        count_all(cut);
-      }
+      for_each_key([&](int32_t, const uint32_t(&keys)[kVector]) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) count_first(keys[e], base);
+      });
+      found = find_bin(ranked);
     }
-    write_ranked(cut, wanted);
+    const uint32_t prefix = static_cast<uint32_t>(base + found.bin);
+    int32_t before;  // selected keys of the blocks before this one
+    if (found.count <= kMostCandidates) {
+      before = cut_by_rank(prefix, found.count, ranked - found.above);
+    } else {
+      before = cut_by_digits(prefix << kFirstShift, ranked - found.above);
+    }
+    write_selected(before);
+    cluster_wait();  // no block leaves while others read its memory
   }
 
-  /// Weighs the block's keys once: into the cache, and the first digits into the histogram.
-  __device__ void weigh() {
+  /// Weighs the block's keys once: into the cache and the first histogram.
+  __device__ void weigh(int32_t base) {
     const int32_t sinks = static_cast<int32_t>(budget_.sinks) - begin_;
-    int32_t* histogram = memory_.histogram + lane_ % kCopies * kHistogramStride;
+    __syncthreads();
+#pragma unroll 1
     for (int32_t i = thread_ * 2 * kVector; i < length_; i += kThreads * 2 * kVector) {
       float sum[2 * kVector];
       weights(begin_ + i, sum);
       uint32_t keys[2 * kVector];
 #pragma unroll
       for (int e = 0; e < 2 * kVector; ++e) {
-        const bool ranked = i + e >= sinks && i + e < length_;
-        keys[e] = ranked ? rank_key(sum[e]) : kNotRanked;
-        if (ranked) atomicAdd(histogram + (keys[e] >> digit_shift(0)), 1);
+        keys[e] = i + e >= sinks && i + e < length_ ? rank_key(sum[e]) : kNotRanked;
+        count_first(keys[e], base);
       }
-      if (i + 2 * kVector > cached_keys_) continue;
       *reinterpret_cast<uint4*>(cache_ + i) = make_uint4(keys[0], keys[1], keys[2], keys[3]);
       *reinterpret_cast<uint4*>(cache_ + i + 4) = make_uint4(keys[4], keys[5], keys[6], keys[7]);
     }
   }
 
-  /// Adds the copies of the first histogram into one and clears the others.
-  __device__ void add_copies() {
-    __syncthreads();
-    for (int bin = thread_; bin < 1 << digit_bits(0); bin += kThreads) {
-      int32_t sum = memory_.histogram[bin];
-#pragma unroll
-      for (int copy = 1; copy < kCopies; ++copy) {
-        sum += memory_.histogram[copy * kHistogramStride + bin];
-        memory_.histogram[copy * kHistogramStride + bin] = 0;
-      }
-      memory_.histogram[bin] = sum;
-    }
+  /// Bin 0 is left out: it may hold most keys, which would wait for each other.
+  __device__ void count_first(uint32_t key, int32_t base) {
+    const int32_t bin = min(static_cast<int32_t>(key >> kFirstShift) - base, kBins - 1);
+    if (bin > 0 && key < kNotRanked) atomicAdd(memory_.histogram + bin, 1);
   }
 
-  /// Rank keys of the block's keys i .. i + kVector - 1; i is a multiple of kVector.
+  /// Rank keys of the block's keys i .. i + kVector - 1, before `last`; i is a multiple of kVector.
   __device__ void load_keys(int32_t i, int32_t last, uint32_t (&keys)[kVector]) const {
-    if (i + kVector <= min(cached_keys_, last)) {
-      const uint4 four = *reinterpret_cast<const uint4*>(cache_ + i);
-      keys[0] = four.x;
-      keys[1] = four.y;
-      keys[2] = four.z;
-      keys[3] = four.w;
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) keys[e] = i + e < last ? key_at(i + e) : kNotRanked;
+    const uint4 four = i < last ? *reinterpret_cast<const uint4*>(cache_ + i)
+                                : make_uint4(kNotRanked, kNotRanked, kNotRanked, kNotRanked);
+    keys[0] = four.x;
+    keys[1] = four.y;
+    keys[2] = four.z;
+    keys[3] = four.w;
   }
 
   /// f(i, keys) for every run of kVector keys, each warp over a stretch of its own; all lanes stay together.
   template <class F>
   __device__ void for_each_key(F f) const {
     const int32_t first = warp_ * warp_share_, last = min(first + warp_share_, length_);
+#pragma unroll 1
     for (int32_t i = first + lane_ * kVector; i - lane_ * kVector < last; i += 32 * kVector) {
       uint32_t keys[kVector];
       load_keys(i, last, keys);
@@ -274,167 +285,217 @@ class Selector {
     }
   }
 
-  __device__ static bool is_above(uint32_t key, uint32_t cut) { return key > cut && key < kNotRanked; }
-
-  /// Counts the second digits of the keys whose first digit is the cut's, and keeps those keys; counts the
-  /// keys above.
-  __device__ void collect_candidates(uint32_t cut) {
-    int32_t above = 0;
-    for_each_key([&](int32_t i, const uint32_t(&keys)[kVector]) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        const uint32_t below = keys[e] ^ cut;
-        if (below >> digit_shift(0) == 0) {
-          atomicAdd(&memory_.histogram[first_bin(1) + (below >> digit_shift(1))], 1);
-          const int32_t slot = atomicAdd(&memory_.candidate_count, 1);
-          if (slot < kMostCandidates) memory_.candidates[slot] = i + e;
-        } else if (is_above(keys[e], cut)) {
-          ++above;
-        }
-      }
-    });
-    above = __reduce_add_sync(0xFFFFFFFFu, above);
-    if (lane_ != 0) return;
-    memory_.warp_above[warp_] = above;
-    memory_.warp_ties[warp_] = 0;
-  }
-
-  __device__ void count_last_digit(uint32_t key, uint32_t cut) {
-    const uint32_t below = key ^ cut;
-    if (below >> digit_shift(1) == 0) atomicAdd(&memory_.histogram[first_bin(2) + below], 1);
-  }
-  __device__ void count_last_digits(uint32_t cut) {
-    if (memory_.candidate_count <= kMostCandidates) {
-      for (int32_t c = thread_; c < memory_.candidate_count; c += kThreads)
-        count_last_digit(key_at(memory_.candidates[c]), cut);
-      return;
-    }
-    for_each_key([&](int32_t, const uint32_t(&keys)[kVector]) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) count_last_digit(keys[e], cut);
-    });
-  }
-
-  /// Adds the candidates to the keys of each warp's stretch that are above the cut, or tie with it.
-  __device__ void count_candidates(uint32_t cut) {
-    for (int32_t c = thread_; c < memory_.candidate_count; c += kThreads) {
-      const int32_t i = memory_.candidates[c];
-      const uint32_t key = key_at(i);
-      if (key > cut) atomicAdd(&memory_.warp_above[i / warp_share_], 1);
-      if (key == cut) atomicAdd(&memory_.warp_ties[i / warp_share_], 1);
-    }
-  }
-
-  /// The same from all keys.
-  __device__ void count_all(uint32_t cut) {
-    int32_t above = 0, ties = 0;
-    for_each_key([&](int32_t, const uint32_t(&keys)[kVector]) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        above += is_above(keys[e], cut) ? 1 : 0;
-        ties += keys[e] == cut ? 1 : 0;
-      }
-    });
-    above = __reduce_add_sync(0xFFFFFFFFu, above);
-    ties = __reduce_add_sync(0xFFFFFFFFu, ties);
-    if (lane_ != 0) return;
-    memory_.warp_above[warp_] = above;
-    memory_.warp_ties[warp_] = ties;
-  }
-
-  /// Appends to cut the digit of the wanted-th largest key, and leaves in wanted how many keys are wanted
-  /// among those that have it.
-  __device__ void find_digit(int pass, uint32_t& cut, int32_t& wanted) {
-    // Every block adds up its eighth of the bins for all: reading all histograms in every block would take
-    // four times the traffic.
-    const int bins = 1 << digit_bits(pass), own_bins = bins / kCluster;
-    cluster_.sync();
-    if (thread_ < own_bins) {
+  /// Adds up the blocks' histograms and finds the bin of the wanted-th largest key. Keys that are in no bin
+  /// count as bin 0.
+  __device__ Found find_bin(int32_t wanted) {
+    const int32_t share = kBins / blocks_, share_shift = 31 - __clz(share);  // a power of two
+    cluster_sync();
+    if (thread_ < share) {
       int32_t total = 0;
-#pragma unroll
-      for (int block = 0; block < kCluster; ++block)
-        total += cluster_.map_shared_rank(&memory_.histogram[0],
-                                          block)[first_bin(pass) + rank_ * own_bins + thread_];
+#pragma unroll 8
+      for (int block = 0; block < blocks_; ++block)
+        total += in_block(&memory_.histogram[0], block)[rank_ * share + thread_];
       memory_.totals[thread_] = total;
     }
-    cluster_.sync();
-    // Thread t looks at the bins from the top: [t * share, (t + 1) * share).
-    const int share = bins / kThreads, lowest = bins - (thread_ + 1) * share;
-    const int32_t* totals =
-        cluster_.map_shared_rank(&memory_.totals[0], lowest / own_bins) + lowest % own_bins;
-    int32_t counts[4] = {}, own = 0;
-    if (pass == 0) {
-      const int4 four = *reinterpret_cast<const int4*>(totals);
-      counts[0] = four.w;
-      counts[1] = four.z;
-      counts[2] = four.y;
-      counts[3] = four.x;
-    } else {
-      const int2 two = *reinterpret_cast<const int2*>(totals);
-      counts[0] = two.y;
-      counts[1] = two.x;
-    }
-    own = counts[0] + counts[1] + counts[2] + counts[3];
+    cluster_sync();
+    // Thread t looks at the bins from the top: [t * kBinsPerThread, (t + 1) * kBinsPerThread).
+    const int lowest = kBins - (thread_ + 1) * kBinsPerThread;
+    const int4* totals = reinterpret_cast<const int4*>(in_block(&memory_.totals[0], lowest >> share_shift) +
+                                                       (lowest & (share - 1)));
+    const int4 low = totals[0], high = totals[1];
+    const int32_t counts[kBinsPerThread] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
+    int32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kBinsPerThread; ++i) own += counts[i];
     int32_t sum = own;
+#pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
       if (lane_ >= step) sum += other;
     }
     if (lane_ == 31) memory_.warp_sums[warp_] = sum;
     __syncthreads();
-    int32_t before = lane_ < warp_ ? memory_.warp_sums[lane_] : 0;
-    before = __reduce_add_sync(0xFFFFFFFFu, before);
-    int32_t above = before + sum - own;
+    const int32_t of_warps = lane_ < warp_ ? memory_.warp_sums[lane_] : 0;
+    int32_t above = __reduce_add_sync(0xFFFFFFFFu, of_warps) + sum - own;
     if (above < wanted && wanted <= above + own) {
-      int bin = bins - 1 - thread_ * share;
+      int bin = lowest + kBinsPerThread - 1;
+      int32_t count = counts[0];
 #pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        if (above + counts[i] >= wanted) break;
-        above += counts[i];
+      for (int i = 1; i < kBinsPerThread; ++i) {
+        if (above + count >= wanted) break;
+        above += count;
+        count = counts[i];
         --bin;
       }
-      memory_.digit = static_cast<uint32_t>(bin);
-      memory_.wanted = wanted - above;
+      memory_.found = {bin, above, count};
+    } else if (thread_ == kThreads - 1 && wanted > above + own) {
+      memory_.found = {0, above + own, INT32_MAX};
     }
     __syncthreads();
-    cut |= memory_.digit << digit_shift(pass);
-    wanted = memory_.wanted;
+    return memory_.found;
   }
 
-  /// Writes, ascending, every key above the cut and the first `ties` of those that tie with it.
-  __device__ void write_ranked(uint32_t cut, int32_t ties) {
+  /// The cut, when `count` keys of the cluster share its first digit: the wanted-th of them in the order of
+  /// the ranking. Returns how many keys the blocks before this one select, and counts those of each warp's
+  /// stretch.
+  __device__ int32_t cut_by_rank(uint32_t prefix, int32_t count, int32_t wanted) {
+    int32_t above = 0;
+    for_each_key([&](int32_t i, const uint32_t(&keys)[kVector]) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const uint32_t digit = keys[e] >> kFirstShift;
+        above += digit > prefix && keys[e] < kNotRanked ? 1 : 0;
+        if (digit == prefix)
+          memory_.candidates[atomicAdd(&memory_.candidate_count, 1)] = {keys[e], begin_ + i + e};
+      }
+    });
+    above = __reduce_add_sync(0xFFFFFFFFu, above);
+    if (lane_ == 0) memory_.warp_selected[warp_] = above;
     __syncthreads();
     if (warp_ == 0) {
-      const int32_t above = __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? memory_.warp_above[lane_] : 0);
+      const int32_t all = __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? memory_.warp_selected[lane_] : 0);
+      if (lane_ == 0) memory_.block_selected = all;
+    }
+    cluster_sync();
+    int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
+    before = __reduce_add_sync(0xFFFFFFFFu, before);
+    const int32_t counts = lane_ < blocks_ ? *in_block(&memory_.candidate_count, lane_) : 0;
+    if (warp_ < blocks_) {
+      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? counts : 0);
+      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, counts, warp_);
+      const Candidate* candidates = in_block(&memory_.candidates[0], warp_);
+      for (int32_t c = lane_; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
+    }
+    cluster_arrive();
+    __syncthreads();
+    // Few candidates are each compared by several lanes.
+    const int lanes = count <= kThreads / 8 ? 8 : count <= kThreads / 2 ? 2 : 1;
+    const int32_t mine = thread_ / lanes;
+    int32_t larger = 0;
+    if (mine < count) {
+      const Candidate own = memory_.all_candidates[mine];
+#pragma unroll 4
+      for (int32_t c = thread_ % lanes; c < count; c += lanes)
+        larger += precedes(memory_.all_candidates[c], own) ? 1 : 0;
+    }
+    for (int step = lanes / 2; step > 0; step /= 2) larger += __shfl_xor_sync(0xFFFFFFFFu, larger, step);
+    if (mine < count && thread_ % lanes == 0 && larger == wanted - 1)
+      memory_.cut = memory_.all_candidates[mine];
+    const Candidate own = thread_ < count ? memory_.all_candidates[thread_] : Candidate{0, 0};
+    __syncthreads();
+    const bool selected = thread_ < count && is_selected(own.key, own.position, memory_.cut);
+    if (selected && own.position >= begin_ && own.position < begin_ + length_)
+      atomicAdd(&memory_.warp_selected[(own.position - begin_) / warp_share_], 1);
+    return before + __syncthreads_count(selected && own.position < begin_ ? 1 : 0);
+  }
+
+  __device__ static bool precedes(const Candidate& a, const Candidate& b) {
+    return a.key > b.key || (a.key == b.key && a.position < b.position);
+  }
+  __device__ static bool is_selected(uint32_t key, int32_t position, const Candidate& cut) {
+    return (key > cut.key && key < kNotRanked) || (key == cut.key && position <= cut.position);
+  }
+
+  /// The same for any number of keys: histograms of the other digits of the cut, then its ties are counted.
+  __device__ int32_t cut_by_digits(uint32_t cut, int32_t wanted) {
+#pragma unroll 1
+    for (int shift = kSecondShift, known = kFirstShift; known > 0; known = shift, shift = 0) {
+      clear_histogram();
+      __syncthreads();
+      for_each_key([&](int32_t, const uint32_t(&keys)[kVector]) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e)
+          if ((keys[e] ^ cut) >> known == 0) atomicAdd(memory_.histogram + ((keys[e] ^ cut) >> shift), 1);
+      });
+      const Found found = find_bin(wanted);
+      cut |= static_cast<uint32_t>(found.bin) << shift;
+      wanted -= found.above;
+    }
+    int32_t above = 0, ties = 0;
+    for_each_key([&](int32_t, const uint32_t(&keys)[kVector]) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        above += keys[e] > cut && keys[e] < kNotRanked ? 1 : 0;
+        ties += keys[e] == cut ? 1 : 0;
+      }
+    });
+    above = __reduce_add_sync(0xFFFFFFFFu, above);
+    ties = __reduce_add_sync(0xFFFFFFFFu, ties);
+    if (lane_ == 0) {
+      memory_.warp_selected[warp_] = above;
+      memory_.warp_ties[warp_] = ties;
+    }
+    __syncthreads();
+    if (warp_ == 0) {
+      const int32_t all = __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? memory_.warp_selected[lane_] : 0);
       const int32_t tied = __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? memory_.warp_ties[lane_] : 0);
       if (lane_ == 0) {
-        memory_.block_above = above;
+        memory_.block_selected = all;
         memory_.block_ties = tied;
+        memory_.cut = {cut, -1};
       }
     }
-    cluster_.sync();
-    // Keys of the blocks and warps before this one.
-    int32_t above_before = 0, tied_before = 0;
-    if (lane_ < rank_) {
-      above_before = *cluster_.map_shared_rank(&memory_.block_above, lane_);
-      tied_before = *cluster_.map_shared_rank(&memory_.block_ties, lane_);
-    }
-    // No block may leave while others still read its memory.
-    cluster_.sync();
-    if (lane_ < warp_) {
-      above_before += memory_.warp_above[lane_];
-      tied_before += memory_.warp_ties[lane_];
-    }
-    above_before = __reduce_add_sync(0xFFFFFFFFu, above_before);
-    tied_before = __reduce_add_sync(0xFFFFFFFFu, tied_before);
-    int32_t* positions = positions_ + budget_.sinks;
+    cluster_sync();
+    int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
+    int32_t tied = lane_ < rank_ ? *in_block(&memory_.block_ties, lane_) : 0;
+    cluster_arrive();
+    before = __reduce_add_sync(0xFFFFFFFFu, before);
+    tied = __reduce_add_sync(0xFFFFFFFFu, tied);
+    before += min(tied, wanted);
+    // Of the ties, the first `left` of this warp's stretch are selected.
+    tied += __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? memory_.warp_ties[lane_] : 0);
+    const int32_t left = min(max(wanted - tied, 0), ties);
+    if (left == 0) return finish_ties(before);
+    if (lane_ == 0) memory_.warp_selected[warp_] += left;
+    int32_t seen = 0;
     for_each_key([&](int32_t i, const uint32_t(&keys)[kVector]) {
-      // Counts of keys above (low half) and tied (high half) up to and including this lane's; at most 128
-      // each.
-      uint32_t own = 0;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e)
-        own += (is_above(keys[e], cut) ? 1u : 0u) + (keys[e] == cut ? 1u << 16 : 0u);
+      for (int e = 0; e < kVector; ++e) {
+        // In the order of the lanes only for one element at a time, so ties are counted by ranges of lanes.
+        int32_t up_to = 0;
+#pragma unroll
+        for (int other = 0; other < kVector; ++other) {
+          const unsigned tied_lanes = __ballot_sync(0xFFFFFFFFu, keys[other] == cut);
+          const unsigned before_lane = (1u << lane_) - 1;
+          up_to += __popc(tied_lanes & (other <= e ? before_lane | 1u << lane_ : before_lane));
+        }
+        if (keys[e] == cut && seen + up_to == left) atomicMax(&memory_.cut.position, begin_ + i + e);
+      }
+      int32_t all = 0;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) all += __popc(__ballot_sync(0xFFFFFFFFu, keys[e] == cut));
+      seen += all;
+    });
+    return finish_ties(before);
+  }
+
+  __device__ int32_t finish_ties(int32_t before) {
+    __syncthreads();
+    return before;
+  }
+
+  /// Writes, ascending, every selected key of the block; `before` are selected in other blocks before it.
+  __device__ void write_selected(int32_t before) {
+    const Candidate cut = memory_.cut;
+    before += __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? memory_.warp_selected[lane_] : 0);
+    int32_t* positions = positions_ + budget_.sinks;
+    constexpr int kRounds = 4;  // runs of 32 vectors whose counts a lane adds up at a time, eight bits each
+    static_assert(32 * kVector <= 255);
+    const int32_t first = warp_ * warp_share_, last = min(first + warp_share_, length_);
+#pragma unroll 1
+    for (int32_t run = first; run < last; run += kRounds * 32 * kVector) {
+      uint32_t selected = 0, own = 0;
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {
+        const int32_t i = run + (r * 32 + lane_) * kVector;
+        uint32_t keys[kVector];
+        load_keys(i, last, keys);
+        uint32_t bits = 0;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) bits |= is_selected(keys[e], begin_ + i + e, cut) ? 1u << e : 0u;
+        selected |= bits << (r * kVector);
+        own |= static_cast<uint32_t>(__popc(bits)) << (8 * r);
+      }
       uint32_t sum = own;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -442,27 +503,24 @@ class Selector {
         if (lane_ >= step) sum += other;
       }
       const uint32_t all = __shfl_sync(0xFFFFFFFFu, sum, 31);
-      int32_t above = above_before + static_cast<int32_t>((sum - own) & 0xFFFFu);
-      int32_t tied = tied_before + static_cast<int32_t>((sum - own) >> 16);
+      sum -= own;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        const bool takes_tie = keys[e] == cut && tied < ties;
-        if (is_above(keys[e], cut) || takes_tie) positions[above + min(tied, ties)] = begin_ + i + e;
-        above += is_above(keys[e], cut) ? 1 : 0;
-        tied += keys[e] == cut ? 1 : 0;
+      for (int r = 0; r < kRounds; ++r) {
+        int32_t* to = positions + before + (sum >> (8 * r) & 0xFFu);
+        const int32_t position = begin_ + run + (r * 32 + lane_) * kVector;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e)
+          if ((selected >> (r * kVector + e) & 1u) != 0) *to++ = position + e;
+        before += static_cast<int32_t>(all >> (8 * r) & 0xFFu);
       }
-      above_before += static_cast<int32_t>(all & 0xFFFFu);
-      tied_before += static_cast<int32_t>(all >> 16);
-    });
+    }
   }
 
   const DecodeCall& call_;
   const AttentionParams& p_;
   SelectMemory& memory_;
-  uint32_t* const cache_;
-  const int32_t cached_keys_;
-  cg::cluster_group cluster_;
-  const int rank_, thread_, lane_, warp_;
+  uint32_t* cache_;  // rank keys of the block: shared memory, or null until the workspace serves
+  const int blocks_, rank_, thread_, lane_, warp_;
   int32_t* positions_ = nullptr;
   SetBudget budget_;
   int32_t rows_ = 0;
@@ -471,27 +529,49 @@ class Selector {
 };
 
 __global__ void __launch_bounds__(kThreads, 2)
-    select_kernel(const __grid_constant__ DecodeCall call, int32_t cached_keys) {
+    select_kernel(const __grid_constant__ DecodeCall call, bool cached) {
   extern __shared__ __align__(16) unsigned char shared[];
-  wait_for_previous_kernel();
-  allow_next_kernel();
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared);
-  Selector(call, memory, reinterpret_cast<uint32_t*>(shared + sizeof(SelectMemory)), cached_keys).run();
+  Selector(call, memory, cached ? reinterpret_cast<uint32_t*>(shared + sizeof(SelectMemory)) : nullptr).run();
+}
+
+/// Rank keys of a block when clusters have `cluster` blocks; whole vectors of both kinds.
+int64_t block_keys(const DecodeCall& call, int cluster) {
+  constexpr int64_t kMultiple = kChunkKeys;
+  static_assert(kMultiple % (2 * kVector) == 0);
+  return ((call.maxima.kv_len + cluster - 1) / cluster + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+LaunchShape select_shape(const DecodeCall& call, int cluster) {
+  const int64_t keys = block_keys(call, cluster);
+  LaunchShape shape;
+  shape.blocks = select_lists(call) * cluster;
+  shape.threads = kThreads;
+  shape.shared_bytes =
+      sizeof(SelectMemory) + (keys <= kMostCachedKeys ? static_cast<size_t>(keys) * sizeof(uint32_t) : 0);
+  shape.cluster = cluster;
+  return shape;
 }
 
 }  // namespace
 
-void launch_select(const DecodeCall& call, cudaStream_t stream) {
-  const int64_t share = (call.maxima.kv_len + kCluster - 1) / kCluster + kChunkKeys;
-  const int32_t cached_keys = static_cast<int32_t>(
-      std::min<int64_t>((share + 2 * kVector - 1) / (2 * kVector) * (2 * kVector), kMostCachedKeys));
-  LaunchShape shape;
+int64_t select_lists(const DecodeCall& call) {
   const int64_t tiles = call.params.budget.own_tile != OwnTile::kOnTop ? call.maxima.q_len : 1;
-  shape.blocks = int64_t{call.params.batch} * tiles * call.sets * kCluster;
-  shape.threads = kThreads;
-  shape.shared_bytes = sizeof(SelectMemory) + static_cast<size_t>(cached_keys) * sizeof(uint32_t);
-  shape.cluster = kCluster;
-  launch("decode_select", select_kernel, shape, stream, call, cached_keys);
+  return int64_t{call.params.batch} * tiles * call.sets;
+}
+
+// Large clusters, which need less, are not certain.
+bool select_needs_rank_keys(const DecodeCall& call) { return block_keys(call, kCluster) > kMostCachedKeys; }
+
+void launch_select(const DecodeCall& call, cudaStream_t stream) {
+  const char* name = "decode_select";
+  LaunchShape shape = select_shape(call, kCluster);
+  // Large clusters for few lists, and for keys that would not fit into the shared memory of a small one.
+  if (select_lists(call) * kLargeCluster <= call.multiprocessors || select_needs_rank_keys(call)) {
+    const LaunchShape large = select_shape(call, kLargeCluster);
+    if (fits(name, select_kernel, large)) shape = large;
+  }
+  launch(name, select_kernel, shape, stream, call, block_keys(call, shape.cluster) <= kMostCachedKeys);
 }
 
 }  // namespace kascade::cuda

@@ -340,8 +340,8 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
   workspace_ = DeviceBuffer(cuda_attention_workspace_bytes(p));
 }
 
-void DeviceRun::launch(cudaStream_t stream) {
-  cuda_attention(params_, workspace_.as<void>(), workspace_.bytes(), stream);
+void DeviceRun::launch(cudaStream_t stream, int spare_multiprocessors) {
+  cuda_attention(params_, workspace_.as<void>(), workspace_.bytes(), stream, spare_multiprocessors);
 }
 
 Outcome DeviceRun::results() const {

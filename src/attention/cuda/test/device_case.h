@@ -116,7 +116,7 @@ Outcome run_reference(const Case& c, const HostData& data, const Outcome* given 
 class DeviceRun {
  public:
   DeviceRun(const Case& c, const HostData& data, const Placement& placement, const Outcome* given = nullptr);
-  void launch(cudaStream_t stream = nullptr);
+  void launch(cudaStream_t stream = nullptr, int spare_multiprocessors = 0);
   Outcome results() const;
   const AttentionParams& params() const { return params_; }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/bench/decode_bench.h"
 #include "attention/cuda/c_api.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
@@ -574,6 +575,48 @@ void test_refusals() {
          "the C interface takes null");
 }
 
+/// The bench's own answers: it runs on pages and packed, and what it checks is right.
+void test_bench() {
+  current = "bench";
+  for (const int32_t page_size : {0, 16}) {
+    CudaDecodeBenchOptions options;
+    options.batch = 3;
+    options.context = 3000;
+    options.budget = default_budget();
+    options.needed = {1, 0, 0, 0, 0, 0, 0, 0};
+    options.page_size = page_size;
+    options.repetitions = 3;
+    try {
+      const CudaDecodeBenchResult result = bench_decode_cuda(options, [](double, const std::string&) {});
+      EXPECT(result.largest_error <= result.allowed_error, "error %g, allowed %g", result.largest_error,
+             result.allowed_error);
+      EXPECT(result.members == 3 * 8 * (300 + 128), "%d members", static_cast<int>(result.members));
+      for (const double ms : result.ms) EXPECT(ms > 0 && std::isfinite(ms), "a role took %g ms", ms);
+      EXPECT(result.read_gb_per_s > 0, "no bandwidth");
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+  }
+}
+
+/// Results do not depend on how many multiprocessors a call leaves to others.
+void test_spare_multiprocessors() {
+  current = "spare multiprocessors";
+  Case c;
+  c.role = Role::kAnchor;
+  c.q_lens = {1, 2};
+  c.kv_lens = {9000, 700};
+  try {
+    const HostData data = make_data(c);
+    DeviceRun all(c, data, Placement{}), few(c, data, Placement{});
+    all.launch();
+    few.launch(nullptr, 1000);
+    EXPECT(same(all.results(), few.results()), "results differ with one multiprocessor");
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
 /// Every instantiation once: types, head dimensions, one and two row tiles, all roles.
 void test_instantiations() {
   for (const Role role : {Role::kLayer0, Role::kAnchor})
@@ -616,6 +659,8 @@ int run(int argc, char** argv) {
                         {"large batch", test_large_batch, "all"},
                         {"graph and clamping", test_graph_and_clamping, "all sanitize"},
                         {"reuse of own sets", test_reuse_of_own_sets, "all sanitize"},
+                        {"spare multiprocessors", test_spare_multiprocessors, "all"},
+                        {"bench", test_bench, "all"},
                         {"prefill instantiations", test_prefill_instantiations, "all sanitize"},
                         {"prefill shapes", test_prefill_shapes, "all"},
                         {"prefill lengths", test_prefill_lengths, "all"},

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "attention/cuda/bench/decode_bench.h"
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/cuda_attention.h"
+#include "attention/params.h"
+
+namespace kascade {
+namespace {
+
+using cuda::check_cuda;
+
+constexpr const char* kName = "decode_bench";
+constexpr int kRoles = 5;
+constexpr Role kRole[kRoles] = {Role::kDense, Role::kLayer0, Role::kAnchor, Role::kReuse, Role::kReuse};
+constexpr int kRandomReuse = 4;
+constexpr const char* kDoing[kRoles] = {"dense", "layer 0", "anchor", "reuse", "reuse of random sets"};
+// Several times the second-level cache of any GPU.
+constexpr size_t kFlushBytes = size_t{512} << 20;
+
+__host__ __device__ uint64_t mixed(uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+/// Uniform of the given deviation.
+template <class T>
+__global__ void fill_kernel(T* out, int64_t count, uint64_t seed, float deviation) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    const auto bits = static_cast<int32_t>(mixed(seed + static_cast<uint64_t>(i)) >> 32);
+    out[i] = static_cast<T>(static_cast<float>(bits) * (1.7320508f * 0x1p-31f) * deviation);
+  }
+}
+
+/// Reads everything; writes only what no sum is.
+__global__ void read_kernel(const uint4* data, int64_t count, uint32_t* out) {
+  uint32_t sum = 0;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 8
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    const uint4 x = data[i];
+    sum |= x.x ^ x.y ^ x.z ^ x.w;
+  }
+  if (sum == 0x12345679u) *out = sum;
+}
+
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : bytes_(bytes) {
+    const cudaError_t error = cudaMalloc(&data_, std::max<size_t>(bytes, 1));
+    if (error == cudaErrorMemoryAllocation)
+      throw OutOfMemory("bench: " + std::to_string(bytes) + " bytes of GPU memory are not free");
+    check_cuda(error, "cudaMalloc", kName);
+  }
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+
+  template <class T>
+  static Buffer of(const std::vector<T>& values) {
+    Buffer buffer(values.size() * sizeof(T));
+    buffer.upload(values);
+    return buffer;
+  }
+  template <class T>
+  void upload(const std::vector<T>& values) {
+    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+               "cudaMemcpy", kName);
+  }
+  template <class T>
+  std::vector<T> download(size_t count) const {
+    std::vector<T> values(count);
+    check_cuda(cudaMemcpy(values.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy",
+               kName);
+    return values;
+  }
+  template <class T = std::byte>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+std::vector<int32_t> multiples(int32_t count, int32_t step) {
+  std::vector<int32_t> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i) * step;
+  return values;
+}
+
+std::vector<int32_t> shuffled(int32_t count) {
+  std::vector<int32_t> values = multiples(count, 1);
+  for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[mixed(i) % i]);
+  return values;
+}
+
+class Bench {
+ public:
+  Bench(const CudaDecodeBenchOptions& options, const std::function<void(double, const std::string&)>& said)
+      : o_(options),
+        said_(said),
+        pages_(options.page_size > 0 ? (options.context + options.page_size - 1) / options.page_size : 1),
+        page_tokens_(options.page_size > 0 ? options.page_size : options.context),
+        elements_(int64_t{options.batch} * pages_ * page_tokens_ * options.kv_heads * options.head_dim),
+        capacity_(capacity()),
+        sets_(int64_t{options.batch} * options.kv_heads),
+        k_(static_cast<size_t>(elements_) * 2),
+        v_(static_cast<size_t>(elements_) * 2),
+        q_(rows() * 2),
+        out_(rows() * 4),
+        cu_q_(Buffer::of(multiples(options.batch + 1, 1))),
+        cu_kv_(Buffer::of(multiples(options.batch + 1, options.page_size > 0 ? 0 : options.context))),
+        lengths_(Buffer::of(std::vector<int32_t>(static_cast<size_t>(options.batch), options.context))),
+        table_(Buffer::of(shuffled(static_cast<int32_t>(options.batch * pages_)))),
+        needed_(Buffer::of(options.needed)),
+        positions_(static_cast<size_t>(sets_ * capacity_) * 4),
+        random_(static_cast<size_t>(sets_ * capacity_) * 4),
+        counts_(static_cast<size_t>(sets_) * 4),
+        flush_(kFlushBytes) {
+    check_cuda(cudaStreamCreate(&stream_), "cudaStreamCreate", kName);
+    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate", kName);
+    check_cuda(cudaEventCreate(&end_), "cudaEventCreate", kName);
+    blocks_ = cuda::multiprocessors(kName) * 8;
+  }
+  ~Bench() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+    cudaStreamDestroy(stream_);
+  }
+
+  CudaDecodeBenchResult run() {
+    CudaDecodeBenchResult result;
+    int device = 0;
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice", kName);
+    check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties", kName);
+    result.device = properties.name;
+    said_(0, "filling the cache");
+    fill(k_, elements_, 1, 1);
+    fill(v_, elements_, uint64_t{1} << 40, 1);
+    fill(q_, static_cast<int64_t>(rows()), uint64_t{1} << 41, o_.query_deviation);
+    check_cuda(cudaMemset(flush_.as(), 1, flush_.bytes()), "cudaMemset", kName);
+    said_(0.1, "measuring the memory");
+    result.read_gb_per_s = bandwidth();
+    launch(Role::kAnchor, positions_, workspace_of(Role::kAnchor));
+    draw_sets(result);
+    for (int role = 0; role < kRoles; ++role) {
+      said_(0.2 + 0.15 * role, std::string("timing ") + kDoing[role]);
+      const auto [median, least] = time_role(role);
+      result.ms[static_cast<size_t>(role)] = median;
+      result.min_ms[static_cast<size_t>(role)] = least;
+    }
+    said_(0.95, "checking the answers");
+    check_dense(result);
+    return result;
+  }
+
+ private:
+  size_t rows() const {
+    return static_cast<size_t>(o_.batch) * static_cast<size_t>(o_.query_heads * o_.head_dim);
+  }
+
+  AttentionParams shape(Role role) const {
+    AttentionParams p;
+    p.role = role;
+    p.tile_rule = TileRule::kStep;
+    p.batch = o_.batch;
+    p.query_heads = o_.query_heads;
+    p.kv_heads = o_.kv_heads;
+    p.head_dim = o_.head_dim;
+    p.q_dtype = p.kv_dtype = o_.dtype;
+    p.budget = o_.budget;
+    p.q_head_stride = p.out_head_stride = o_.head_dim;
+    p.q_row_stride = p.out_row_stride = int64_t{o_.query_heads} * o_.head_dim;
+    p.max_q_len = 1;
+    p.max_kv_len = o_.context;
+    p.max_total_q = p.max_tiles = o_.batch;
+    return p;
+  }
+
+  int32_t capacity() const { return static_cast<int32_t>(required_capacity(shape(Role::kAnchor))); }
+
+  AttentionParams params(Role role, const Buffer& positions) const {
+    AttentionParams p = shape(role);
+    p.q = q_.as();
+    p.out = out_.as();
+    p.cu_seqlens_q = cu_q_.as<int32_t>();
+    p.seq_lens_kv = lengths_.as<int32_t>();
+    p.k = k_.as();
+    p.v = v_.as();
+    if (o_.page_size > 0) {
+      p.page_size = o_.page_size;
+      p.page_table = table_.as<int32_t>();
+      p.page_table_stride = pages_;
+    } else {
+      p.cu_seqlens_kv = cu_kv_.as<int32_t>();
+    }
+    p.k_head_stride = p.v_head_stride = o_.head_dim;
+    p.k_token_stride = p.v_token_stride = int64_t{o_.kv_heads} * o_.head_dim;
+    p.k_page_stride = p.v_page_stride = p.k_token_stride * o_.page_size;
+    if (role == Role::kDense) return p;
+    p.positions = positions.as<int32_t>();
+    p.counts = counts_.as<int32_t>();
+    p.tile_offsets = cu_q_.as<int32_t>();
+    p.capacity = capacity_;
+    if (role == Role::kLayer0 && !o_.needed.empty()) p.needed = needed_.as<uint8_t>();
+    return p;
+  }
+
+  Buffer workspace_of(Role role) const {
+    return Buffer(cuda_attention_workspace_bytes(params(role, positions_)));
+  }
+
+  void launch(Role role, const Buffer& positions, const Buffer& workspace) {
+    cuda_attention(params(role, positions), workspace.as(), workspace.bytes(), stream_);
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", kName);
+  }
+
+  void fill(const Buffer& buffer, int64_t count, uint64_t seed, float deviation) {
+    if (o_.dtype == DType::kBF16) {
+      fill_kernel<<<blocks_, 256, 0, stream_>>>(buffer.as<__nv_bfloat16>(), count, seed, deviation);
+    } else {
+      fill_kernel<<<blocks_, 256, 0, stream_>>>(buffer.as<__half>(), count, seed, deviation);
+    }
+    check_cuda(cudaGetLastError(), "launch", kName);
+  }
+
+  void read(const Buffer& buffer) {
+    read_kernel<<<blocks_, 256, 0, stream_>>>(buffer.as<uint4>(), static_cast<int64_t>(buffer.bytes() / 16),
+                                              flush_.as<uint32_t>());
+    check_cuda(cudaGetLastError(), "launch", kName);
+  }
+
+  template <class F>
+  double timed(F f) {
+    check_cuda(cudaEventRecord(begin_, stream_), "cudaEventRecord", kName);
+    f();
+    check_cuda(cudaEventRecord(end_, stream_), "cudaEventRecord", kName);
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", kName);
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime", kName);
+    return ms;
+  }
+
+  double bandwidth() {
+    const Buffer& largest = k_.bytes() > flush_.bytes() ? k_ : flush_;
+    const Buffer& other = k_.bytes() > flush_.bytes() ? flush_ : k_;
+    double least = INFINITY;
+    for (int i = 0; i < 10; ++i) {
+      read(other);
+      least = std::min(least, timed([&] { read(largest); }));
+    }
+    return static_cast<double>(largest.bytes()) / least * 1e-6;
+  }
+
+  std::pair<double, double> time_role(int role) {
+    const Buffer workspace = workspace_of(kRole[role]);
+    const Buffer& positions = role == kRandomReuse ? random_ : positions_;
+    launch(kRole[role], positions, workspace);
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
+               kName);
+    cuda_attention(params(kRole[role], positions), workspace.as(), workspace.bytes(), stream_);
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture", kName);
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate", kName);
+    std::vector<double> times;
+    for (int i = -2; i < std::max(o_.repetitions, 1); ++i) {
+      read(flush_);
+      const double ms =
+          timed([&] { check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch", kName); });
+      if (i >= 0) times.push_back(ms);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times.front()};
+  }
+
+  /// Random ascending sets of the sizes that the anchor chose.
+  void draw_sets(CudaDecodeBenchResult& result) {
+    const std::vector<int32_t> counts = counts_.download<int32_t>(static_cast<size_t>(sets_));
+    std::vector<int32_t> positions(static_cast<size_t>(sets_ * capacity_), -1);
+    uint64_t seed = 7;
+    for (int64_t set = 0; set < sets_; ++set) {
+      int64_t wanted = counts[static_cast<size_t>(set)];
+      result.members += wanted;
+      int32_t* out = positions.data() + set * capacity_;
+      const int64_t candidates = o_.context - 1;
+      // Selection sampling: each key is taken with the probability that is left.
+      for (int64_t j = 0; j < candidates && wanted > 0; ++j) {
+        if (static_cast<int64_t>(mixed(++seed) % static_cast<uint64_t>(candidates - j)) >= wanted) continue;
+        *out++ = static_cast<int32_t>(j);
+        --wanted;
+      }
+    }
+    random_.upload(positions);
+  }
+
+  float value(uint16_t bits) const {
+    return o_.dtype == DType::kBF16 ? to_float(BF16{bits}) : to_float(F16{bits});
+  }
+
+  /// Dense rows of the last sequence's first KV head against fp64.
+  void check_dense(CudaDecodeBenchResult& result) {
+    AttentionParams p = params(Role::kDense, positions_);
+    p.out_dtype = DType::kF32;
+    const Buffer workspace = workspace_of(Role::kDense);
+    cuda_attention(p, workspace.as(), workspace.bytes(), stream_);
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", kName);
+    const auto dim = static_cast<size_t>(o_.head_dim);
+    const auto group = static_cast<size_t>(o_.query_heads / o_.kv_heads);
+    const std::vector<int32_t> table = table_.download<int32_t>(static_cast<size_t>(o_.batch * pages_));
+    const size_t page_elements = static_cast<size_t>(page_tokens_ * o_.kv_heads) * dim;
+    const size_t row = static_cast<size_t>(o_.batch - 1) * static_cast<size_t>(o_.query_heads) * dim;
+    const std::vector<uint16_t> q = q_.download<uint16_t>(rows());
+    const std::vector<float> out = out_.download<float>(rows());
+    std::vector<uint16_t> k(page_elements), v(page_elements);
+    std::vector<double> sum(group * dim), magnitude(group * dim), total(group);
+    for (int64_t page = 0; page < pages_; ++page) {
+      const int64_t slot = int64_t{o_.batch - 1} * pages_ + page;
+      const size_t physical = static_cast<size_t>(o_.page_size > 0 ? table[static_cast<size_t>(slot)] : slot);
+      for (const auto& [to, from] : {std::pair{&k, &k_}, std::pair{&v, &v_}})
+        check_cuda(cudaMemcpy(to->data(), from->as<uint16_t>() + physical * page_elements, page_elements * 2,
+                              cudaMemcpyDeviceToHost),
+                   "cudaMemcpy", kName);
+      const int64_t tokens = std::min(page_tokens_, o_.context - page * page_tokens_);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const size_t at = static_cast<size_t>(t * o_.kv_heads) * dim;
+        for (size_t h = 0; h < group; ++h) {
+          double score = 0;
+          for (size_t d = 0; d < dim; ++d) score += double{value(q[row + h * dim + d])} * value(k[at + d]);
+          // Scores are a few dozen at most: no reference is needed in fp64.
+          const double weight = std::exp(score / std::sqrt(static_cast<double>(dim)));
+          total[h] += weight;
+          for (size_t d = 0; d < dim; ++d) {
+            sum[h * dim + d] += weight * value(v[at + d]);
+            magnitude[h * dim + d] += weight * std::fabs(value(v[at + d]));
+          }
+        }
+      }
+    }
+    const double unit = o_.dtype == DType::kBF16 ? 0x1p-9 : 0x1p-12;
+    for (size_t i = 0; i < sum.size(); ++i) {
+      result.largest_error =
+          std::max(result.largest_error, std::fabs(sum[i] / total[i / dim] - double{out[row + i]}));
+      result.allowed_error = std::max(result.allowed_error, 2 * unit * magnitude[i] / total[i / dim] + 1e-6);
+    }
+  }
+
+  const CudaDecodeBenchOptions o_;
+  const std::function<void(double, const std::string&)>& said_;
+  const int64_t pages_, page_tokens_, elements_;
+  const int32_t capacity_;
+  const int64_t sets_;
+  Buffer k_, v_, q_, out_, cu_q_, cu_kv_, lengths_, table_, needed_, positions_, random_, counts_, flush_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  int blocks_ = 0;
+};
+
+}  // namespace
+
+CudaDecodeBenchResult bench_decode_cuda(const CudaDecodeBenchOptions& options,
+                                        const std::function<void(double, const std::string&)>& said) {
+  if (!cuda_sm90_kernel.available())
+    throw Unsupported("--device cuda: no CUDA device of compute capability 9.0");
+  return Bench(options, said).run();
+}
+
+}  // namespace kascade
