@@ -19,11 +19,12 @@ constexpr int kDecodeRows = 16;
 // cache.
 constexpr int kValueKeys = 64;
 // Rows of K and V are fetched this far ahead into the second-level cache, in step with the products: the
-// first level tracks too few misses to cover the latency of memory, and fetches past what the second level
-// tracks are dropped, so they must not come in bursts. Close by, rows that lie side by side are fetched again
-// into the first level; rows of a set wait for memory anyway, and have no misses to spare.
+// first level tracks too few misses to cover the latency of memory. Fetches past what the second level tracks
+// are dropped, so they must not come in bursts, and each row is fetched again half-way. Close by, rows that
+// lie side by side are fetched into the first level; rows of a set have no misses to spare for it.
 // docs/kernels/cpu_attention.md has the timings.
-constexpr int64_t kFarBytes = 16 << 10;
+constexpr int64_t kFarBytes = 32 << 10;
+constexpr int kMiddleRows = 48;
 constexpr int64_t kNearBytes = 1 << 10;
 constexpr int kMostFarRows = 192;
 // So that memory does not rest while rows are located and weights are computed, some are fetched beyond that
@@ -83,6 +84,7 @@ class Split {
         row_bytes_(split.rows.head_dim * static_cast<int64_t>(sizeof(Stored))),
         out_stride_(padded_dim(split.rows.head_dim)),
         far_rows_(rows_in(kFarBytes, kMostFarRows)),
+        middle_rows_(far_rows_ < kMiddleRows ? far_rows_ : kMiddleRows),
         near_rows_(rows_in(kNearBytes, kLanes)),
         fetches_near_(split.keys.list == nullptr) {}
 
@@ -322,6 +324,7 @@ class Split {
   HWY_INLINE void fetch_keys(int row, int count) {
     const int ahead = fetched_ - row;
     fetch_far<Dims>(ahead < far_rows_ ? 2 * count : ahead > far_rows_ && row % 8 == 0 ? count - 1 : count);
+    for (int i = 0; i < count; ++i) fetch<2>(s_.rows[row + middle_rows_ + i], row_bytes<Dims>());
     if (!fetches_near_) return;
     for (int i = 0; i < count; ++i) fetch<3>(s_.rows[row + near_rows_ + i], row_bytes<Dims>());
   }
@@ -510,6 +513,7 @@ class Split {
       if (fetches) {
         for (int i = j; i < j + M::kPair; ++i) {
           fetch<2>(values_[i + ahead] + offset, kPassBytes);
+          fetch<2>(values_[i + middle_rows_] + offset, kPassBytes);
           if (fetches_near_) fetch<3>(values_[i + near_rows_] + offset, kPassBytes);
         }
       }
@@ -540,7 +544,7 @@ class Split {
   const int head_dim_;
   const int64_t row_bytes_;
   const int64_t out_stride_;
-  const int far_rows_, near_rows_;  // how far ahead rows are fetched
+  const int far_rows_, middle_rows_, near_rows_;  // how far ahead rows are fetched
   const bool fetches_near_;
   const char** values_ = nullptr;  // the rows of V among s_.rows
   int count_ = 0;
