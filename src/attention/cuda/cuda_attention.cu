@@ -66,7 +66,7 @@ namespace {
 SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists) {
   SplitRule rule;
   rule.units = pass == Pass::kSparse ? 384 : 1024;
-  rule.least = (pass == Pass::kSparse ? 128 : 256) * 128 / head_dim;
+  rule.least = (pass == Pass::kSparse ? 128 : pass == Pass::kScore ? 256 : 512) * 128 / head_dim;
   rule.most = (pass == Pass::kSparse ? 512 : 2048) * 128 / head_dim;
   rule.lists = lists;
   return rule;

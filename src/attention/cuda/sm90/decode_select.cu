@@ -13,7 +13,9 @@
 namespace kascade::cuda {
 namespace {
 
-// Blocks of a cluster: as many as any GPU of this generation takes, and as many as most do.
+// Blocks of a cluster, powers of two: as few as is useful, as many as any GPU of this generation takes, and
+// as many as most do.
+constexpr int kSmallCluster = 2;
 constexpr int kCluster = 8;
 constexpr int kLargeCluster = 16;
 constexpr int kThreads = 512;
@@ -35,7 +37,9 @@ static_assert(kMostCandidates <= kThreads, "a thread ranks one candidate");
 // Marks keys of the range that are not ranked; larger than any rank key.
 constexpr uint32_t kNotRanked = 0x80000000u;
 // Rank keys of a block that its shared memory has room for; those of longer ranges lie in the workspace.
-constexpr int kMostCachedKeys = 48 * 1024;
+constexpr int kMostCachedKeys = 46 * 1024;
+// Keys of a block of which two fit into a multiprocessor.
+constexpr int kPreferredKeys = 16 * 1024 + kChunkKeys;
 
 struct Candidate {
   uint32_t key;
@@ -52,10 +56,10 @@ struct alignas(16) SelectMemory {
     alignas(16) int32_t histogram[kBins];       // of this block's keys; read by the others
     Candidate all_candidates[kMostCandidates];  // of the cluster, once the histograms are done
   };
-  alignas(16) int32_t totals[kBins / kCluster];  // of this block's share of the bins, over the cluster
-  Candidate candidates[kMostCandidates];         // of this block; read by the others
-  float lse[kMaxPooledRows];                     // log2
-  int64_t row[kMaxPooledRows];                   // where the row's scores begin
+  alignas(16) int32_t totals[kBins / kSmallCluster];  // of this block's share of the bins, over the cluster
+  Candidate candidates[kMostCandidates];              // of this block; read by the others
+  float lse[kMaxPooledRows];                          // log2
+  int64_t row[kMaxPooledRows];                        // where the row's scores begin
   int32_t warp_selected[kWarps], warp_ties[kWarps];
   int32_t warp_sums[kWarps];
   int32_t candidate_count, block_selected, block_ties;  // read by the others
@@ -68,11 +72,12 @@ __device__ uint32_t rank_key(float weight) { return weight != weight ? 0 : __flo
 
 class Selector {
  public:
-  __device__ Selector(const DecodeCall& call, SelectMemory& memory, uint32_t* cache)
+  __device__ Selector(const DecodeCall& call, SelectMemory& memory, uint32_t* cache, int32_t cached_keys)
       : call_(call),
         p_(call.params),
         memory_(memory),
         cache_(cache),
+        cached_keys_(cached_keys),
         blocks_(cluster_size()),
         rank_(cluster_rank()),
         thread_(static_cast<int>(threadIdx.x)),
@@ -87,6 +92,12 @@ class Selector {
     const StepSequence s = load_sequence(call_, b);
     const StepTile tile = load_tile(call_, s, b, index / call_.sets % tiles);
     const bool needed = is_needed(call_, set);
+    // What fits into one block needs no other: lists shorter than the maxima leave room for more lists at
+    // once.
+    if (tile.budget.recent_begin <= cached_keys_) {
+      if (rank_ != 0) return;
+      blocks_ = 1;
+    }
     const int64_t list = tile.set * call_.sets + set;
     positions_ = p_.positions + list * p_.capacity;
     budget_ = tile.budget;
@@ -114,6 +125,14 @@ class Selector {
   }
 
  private:
+  __device__ void sync_blocks() const {
+    if (blocks_ > 1) {
+      cluster_sync();
+    } else {
+      __syncthreads();
+    }
+  }
+
   __device__ void clear_histogram() {
     for (int i = thread_; i < kBins; i += kThreads) memory_.histogram[i] = 0;
   }
@@ -235,7 +254,7 @@ class Selector {
       before = cut_by_digits(prefix << kFirstShift, ranked - found.above);
     }
     write_selected(before);
-    cluster_wait();  // no block leaves while others read its memory
+    if (blocks_ > 1) cluster_wait();  // no block leaves while others read its memory
   }
 
   /// Weighs the block's keys once: into the cache and the first histogram.
@@ -289,19 +308,22 @@ class Selector {
   /// count as bin 0.
   __device__ Found find_bin(int32_t wanted) {
     const int32_t share = kBins / blocks_, share_shift = 31 - __clz(share);  // a power of two
-    cluster_sync();
-    if (thread_ < share) {
-      int32_t total = 0;
-#pragma unroll 8
-      for (int block = 0; block < blocks_; ++block)
-        total += in_block(&memory_.histogram[0], block)[rank_ * share + thread_];
-      memory_.totals[thread_] = total;
-    }
-    cluster_sync();
-    // Thread t looks at the bins from the top: [t * kBinsPerThread, (t + 1) * kBinsPerThread).
+    sync_blocks();
     const int lowest = kBins - (thread_ + 1) * kBinsPerThread;
-    const int4* totals = reinterpret_cast<const int4*>(in_block(&memory_.totals[0], lowest >> share_shift) +
-                                                       (lowest & (share - 1)));
+    const int32_t* own_totals = memory_.histogram + lowest;
+    if (blocks_ > 1) {
+      for (int bin = thread_; bin < share; bin += kThreads) {
+        int32_t total = 0;
+#pragma unroll 8
+        for (int block = 0; block < blocks_; ++block)
+          total += in_block(&memory_.histogram[0], block)[rank_ * share + bin];
+        memory_.totals[bin] = total;
+      }
+      cluster_sync();
+      own_totals = in_block(&memory_.totals[0], lowest >> share_shift) + (lowest & (share - 1));
+    }
+    // Thread t looks at the bins from the top: [t * kBinsPerThread, (t + 1) * kBinsPerThread).
+    const int4* totals = reinterpret_cast<const int4*>(own_totals);
     const int4 low = totals[0], high = totals[1];
     const int32_t counts[kBinsPerThread] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
     int32_t own = 0;
@@ -356,7 +378,7 @@ class Selector {
       const int32_t all = __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? memory_.warp_selected[lane_] : 0);
       if (lane_ == 0) memory_.block_selected = all;
     }
-    cluster_sync();
+    sync_blocks();
     int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
     before = __reduce_add_sync(0xFFFFFFFFu, before);
     const int32_t counts = lane_ < blocks_ ? *in_block(&memory_.candidate_count, lane_) : 0;
@@ -366,7 +388,7 @@ class Selector {
       const Candidate* candidates = in_block(&memory_.candidates[0], warp_);
       for (int32_t c = lane_; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
     }
-    cluster_arrive();
+    if (blocks_ > 1) cluster_arrive();
     __syncthreads();
     // Few candidates are each compared by several lanes.
     const int lanes = count <= kThreads / 8 ? 8 : count <= kThreads / 2 ? 2 : 1;
@@ -435,10 +457,10 @@ class Selector {
         memory_.cut = {cut, -1};
       }
     }
-    cluster_sync();
+    sync_blocks();
     int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
     int32_t tied = lane_ < rank_ ? *in_block(&memory_.block_ties, lane_) : 0;
-    cluster_arrive();
+    if (blocks_ > 1) cluster_arrive();
     before = __reduce_add_sync(0xFFFFFFFFu, before);
     tied = __reduce_add_sync(0xFFFFFFFFu, tied);
     before += min(tied, wanted);
@@ -519,8 +541,10 @@ class Selector {
   const DecodeCall& call_;
   const AttentionParams& p_;
   SelectMemory& memory_;
-  uint32_t* cache_;  // rank keys of the block: shared memory, or null until the workspace serves
-  const int blocks_, rank_, thread_, lane_, warp_;
+  uint32_t* cache_;            // rank keys of the block: shared memory, or null until the workspace serves
+  const int32_t cached_keys_;  // that shared memory has room for
+  int blocks_;
+  const int rank_, thread_, lane_, warp_;
   int32_t* positions_ = nullptr;
   SetBudget budget_;
   int32_t rows_ = 0;
@@ -529,10 +553,11 @@ class Selector {
 };
 
 __global__ void __launch_bounds__(kThreads, 2)
-    select_kernel(const __grid_constant__ DecodeCall call, bool cached) {
+    select_kernel(const __grid_constant__ DecodeCall call, int32_t cached_keys) {
   extern __shared__ __align__(16) unsigned char shared[];
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared);
-  Selector(call, memory, cached ? reinterpret_cast<uint32_t*>(shared + sizeof(SelectMemory)) : nullptr).run();
+  auto* cache = reinterpret_cast<uint32_t*>(shared + sizeof(SelectMemory));
+  Selector(call, memory, cached_keys > 0 ? cache : nullptr, cached_keys).run();
 }
 
 /// Rank keys of a block when clusters have `cluster` blocks; whole vectors of both kinds.
@@ -565,13 +590,20 @@ bool select_needs_rank_keys(const DecodeCall& call) { return block_keys(call, kC
 
 void launch_select(const DecodeCall& call, cudaStream_t stream) {
   const char* name = "decode_select";
-  LaunchShape shape = select_shape(call, kCluster);
+  const int64_t lists = select_lists(call), room = int64_t{2} * call.multiprocessors;
+  // Fewer blocks a list where they would not run at once anyway: what a list costs besides its keys is paid
+  // less often.
+  int cluster = kCluster;
+  while (cluster > kSmallCluster && lists * cluster > room && block_keys(call, cluster / 2) <= kPreferredKeys)
+    cluster /= 2;
+  LaunchShape shape = select_shape(call, cluster);
   // Large clusters for few lists, and for keys that would not fit into the shared memory of a small one.
-  if (select_lists(call) * kLargeCluster <= call.multiprocessors || select_needs_rank_keys(call)) {
+  if (lists * kLargeCluster <= call.multiprocessors || select_needs_rank_keys(call)) {
     const LaunchShape large = select_shape(call, kLargeCluster);
     if (fits(name, select_kernel, large)) shape = large;
   }
-  launch(name, select_kernel, shape, stream, call, block_keys(call, shape.cluster) <= kMostCachedKeys);
+  const int64_t keys = block_keys(call, shape.cluster);
+  launch(name, select_kernel, shape, stream, call, static_cast<int32_t>(keys <= kMostCachedKeys ? keys : 0));
 }
 
 }  // namespace kascade::cuda

@@ -175,6 +175,7 @@ void report(const Worst& worst, const Case& c) {
   std::printf("  %-34s output error %.2f of the bound", c.name.c_str(), worst.out);
   if (selects(c.role)) std::printf("; captured mass %.7f, cut apart by %.1e", worst.mass, worst.cut);
   std::printf("\n");
+  std::fflush(stdout);  // what ran last is known even where a kernel hangs
 }
 
 }  // namespace
@@ -325,6 +326,12 @@ void test_values() {
       c.q_lens = {1, 4};
       c.kv_lens = {9000, 3000};
       c.name = text("values %d, role %d", int(values), int(role));
+      run_case(c, Placement{});
+      // Many lists, which single blocks and small clusters select.
+      c.q_lens.assign(40, 1);
+      c.kv_lens.assign(40, 700);
+      c.kv_lens[7] = 3000;
+      c.name += ", 40 sequences";
       run_case(c, Placement{});
     }
   Case c;
