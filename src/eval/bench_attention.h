@@ -59,7 +59,8 @@ struct AttentionBenchResult {
   double speedup = 0;        // dense / mean
   double largest_error = 0;  // of the rows checked against the reference
   double allowed_error = 0;
-  double least_captured = 0;  // mass of the checked sets over the best possible with as many members; < 0: unknown
+  double least_captured =
+      0;  // mass of the checked sets over the best possible with as many members; < 0: unknown
 };
 
 /// Runs the bench. progress (may be empty) hears what is being done, in [0, 1]; cancel (may be null) ends it
