@@ -12,6 +12,6 @@ for target in build/fuzz/bin/fuzz_*; do
   corpus=build/fuzz/corpus/${name#fuzz_}
   mkdir -p "$corpus" build/fuzz/artifacts
   echo "$name for $seconds s"
-  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=0 -verbosity=0 \
+  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=0 -print_funcs=0 -verbosity=0 \
     -artifact_prefix="build/fuzz/artifacts/$name-" "$corpus" "tests/fuzz/corpus/${name#fuzz_}"
 done
