@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import datetime
 import json
+import re
 import subprocess
 
 import torch
@@ -126,8 +127,13 @@ def check_dense(problem):
 def profile(problem):
     """Milliseconds of every kernel of one call, by role."""
     from torch.profiler import ProfilerActivity
-    for role, name in enumerate(ROLES):
-        call = problem.call(role)
+    calls = {name: problem.call(role) for role, name in enumerate(ROLES)}
+    try:
+        import fa3_fwd_interface as fa3
+        calls["fa3"] = lambda: fa3.flash_attn_func(problem.q, problem.k, problem.v, causal=True)
+    except ImportError:
+        pass
+    for name, call in calls.items():
         call()
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -135,16 +141,15 @@ def profile(problem):
             torch.cuda.synchronize()
         kernels = {}
         for event in trace.events():
-            key = event.name.split("::")[-1].split("<")[0][:40]
+            key = re.sub(r".*?(\w+)_kernel.*", r"\1", event.name)[:40]
             kernels[key] = kernels.get(key, 0) + event.device_time / 1000
         print("profile", problem.length, name, {k: round(t, 3) for k, t in kernels.items() if t > 0.002}, flush=True)
-        del call
 
 
 def bench(problem, with_peers=True, count=None):
     flops = 4 * problem.batch * problem.query_heads * problem.head_dim * (
         problem.rows * problem.length - problem.rows * (problem.rows - 1) / 2)
-    count = count or max(3, min(10, int(5e14 / flops)))
+    count = count or max(2, min(8, int(4e14 / flops)))
     row = {"batch": problem.batch, "context": problem.length, "rows": problem.rows, "query_heads": problem.query_heads,
            "kv_heads": problem.kv_heads, "head_dim": problem.head_dim, "tile": problem.tile,
            "page_size": problem.params.page_size, "dtype": str(problem.q.dtype)[6:], "dense_error": None}
@@ -184,9 +189,15 @@ def main():
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--lengths", nargs="*", type=int, default=[131072, 65536, 32768, 8192])
     parser.add_argument("--profile", nargs="*", type=int, default=[], metavar="CONTEXT", help="also times of kernels")
+    parser.add_argument("--trace", type=int, metavar="CONTEXT", help="only one anchor and one dense call, for a profiler")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     kascade = Kascade(args.library)
+    if args.trace:
+        problem = Prefill(kascade, 1, args.trace)
+        for role in (ANCHOR, DENSE):
+            problem.call(role)()
+        return torch.cuda.synchronize()
     smi = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"],
                          capture_output=True, text=True).stdout.strip()
     result = {"date": datetime.date.today().isoformat(), "commit": args.commit, "device": smi,

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/sm90/prefill_call.h"
@@ -51,13 +52,14 @@ PrefillCall make_call(const AttentionParams& p) {
   call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
   const int32_t group = group_size(p);
   call.sets = sets_per_tile(p);
+  if (p.page_table != nullptr && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
+    call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
   call.reader_heads = p.query_heads / call.readers;
   call.tile_parts = static_cast<int32_t>(blocks_of(int64_t{p.tile} * call.reader_heads, kBlockRows));
-  call.pooled_heads = p.query_heads / call.sets;
-  call.pooled_parts =
-      static_cast<int32_t>(blocks_of(int64_t{p.tile} * std::min(call.pooled_heads, group), kBlockRows));
-  if (p.role != Role::kReuse) call.dense_capacity = int64_t{p.max_total_q} * group / kBlockRows + p.batch;
+  call.dense_rows = p.role == Role::kAnchor ? lse_rows(p.head_dim) : kBlockRows;
+  if (p.role != Role::kReuse)
+    call.dense_capacity = int64_t{p.max_total_q} * group / call.dense_rows + p.batch;
   if (attends_to_sets(p.role)) {
     const int64_t tiles = p.max_total_q / p.tile + 2 * int64_t{p.batch};
     call.sparse_capacity =

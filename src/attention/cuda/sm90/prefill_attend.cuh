@@ -15,14 +15,16 @@
 namespace kascade::cuda {
 
 constexpr float kLn2 = 0.693147180559945f;
-// A row's reference for 2^x moves only when its largest score has outgrown it by this (log2); sums stay far
-// below overflow, and products stay exact enough in 16 bits at any reference.
-constexpr float kReferenceSlack = 8.0f;
+// A thread's exponentials of a row and block may sum up to this before the row's reference moves: no maximum
+// is taken until then. Sums stay far below overflow, and weights exact in 16 bits, at any reference.
+constexpr float kMostSum = 256.0f;
 
 template <int D>
 struct AttendShape {
   static constexpr int kKeys = D == 256 ? 64 : 128;
   static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+  // Of a loading and a computing thread: together no more than the multiprocessor has.
+  static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
 };
 
 struct AttendUnit {
@@ -36,7 +38,8 @@ template <int D>
 struct AttendMemory {
   using Shape = AttendShape<D>;
   static constexpr bool kValues = true;
-  alignas(1024) unsigned char q[kBlockRows * D * 2];
+  static constexpr int kQueryTiles = 1;
+  alignas(1024) unsigned char q[1][kBlockRows * D * 2];
   alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
   alignas(1024) unsigned char v[Shape::kStages][Shape::kKeys * D * 2];
   alignas(16) uint32_t exists[Shape::kStages][4];
@@ -134,9 +137,12 @@ __device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse
       if (block == blocks - 1) {
         wait_barrier(memory.q_empty, q_parity);
         q_parity ^= 1;
-        copy_queries<T, D>(call.params, shared_address(memory.q), memory.q_full, unit.block.row,
-                           unit.block.first, unit.block.rows, unit.reader * work.heads(), work.heads(), warp,
-                           lane);
+#pragma unroll
+        for (int i = 0; i < Memory::kQueryTiles; ++i)
+          copy_queries<T, D>(call.params, shared_address(memory.q[i]), unit.block.row,
+                             unit.block.first + i * kBlockRows, unit.block.rows - i * kBlockRows,
+                             unit.reader * work.heads(), work.heads(), warp, lane);
+        arrive_after_copies(memory.q_full);
       }
       if constexpr (Memory::kValues) {
         wait_barrier(memory.v_empty[ring.stage], ring.parity ^ 1);
@@ -144,12 +150,26 @@ __device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse
       }
       loader.next();
       ring.next();
-      if (block == blocks - 1 && draws) writer.put(work.unit(atomicAdd(counter, 1)));
+      // The next unit, while there is work for some time.
+      if (block == max(blocks - Shape::kStages, 0) && draws) writer.put(work.unit(atomicAdd(counter, 1)));
       __syncwarp();
     }
     if (blocks == 0 && draws) writer.put(work.unit(atomicAdd(counter, 1)));
     __syncwarp();
   }
+}
+
+/// x, which is the same in all lanes, so that what is computed from it goes to uniform registers.
+__device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(kFullWarp, x, 0); }
+
+/// Keeps the computation of x, which is never negative, before what follows: the assembler would move it
+/// behind a wait for products that it does not depend on, but not an instruction that may be executed or not
+/// by its outcome.
+__device__ inline void finish_before_wait(float x) {
+  asm volatile(
+      "{\n.reg .pred negative;\nsetp.lt.f32 negative, %0, 0fBF800000;\n@negative nanosleep.u32 0;\n}\n" ::"f"(
+          x)
+      : "memory");
 }
 
 /// Transposes 4 x 4 words over the four lanes of a quad.
@@ -194,8 +214,18 @@ class AttendComputer {
         q_parity ^= 1;
         fence_async_proxy();
         first_block(blocks - 1, blocks == 1);
-        for (int32_t block = blocks - 2; block >= 0; --block) next_block(block, block == 0);
-        last_values();
+        int32_t block = blocks - 2;
+#pragma unroll 1
+        for (; block >= 1; block -= 2) {
+          next_block(block, false, weights_, other_weights_);
+          next_block(block - 1, block == 1, other_weights_, weights_);
+        }
+        if (block == 0) {
+          next_block(0, true, weights_, other_weights_);
+          last_values(other_weights_);
+        } else {
+          last_values(weights_);
+        }
       }
       store(unit);
     }
@@ -212,7 +242,7 @@ class AttendComputer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
-      reference_[half] = -INFINITY;
+      reference_[half] = -FLT_MAX;
       sum_[half] = 0;
     }
     unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads_), 0) / kKeys;
@@ -237,8 +267,8 @@ class AttendComputer {
   }
 
   __device__ void issue_scores() {
-    const uint64_t q = matrix_descriptor(shared_address(memory_.q) + group_ * 64 * 128, 0);
-    const uint64_t k = matrix_descriptor(shared_address(memory_.k[k_ring_.stage]), 0);
+    const uint64_t q = matrix_descriptor(uniform(shared_address(memory_.q[0]) + group_ * 64 * 128), 0);
+    const uint64_t k = matrix_descriptor(uniform(shared_address(memory_.k[k_ring_.stage])), 0);
     begin_products();
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
@@ -246,12 +276,14 @@ class AttendComputer {
                                 advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
     commit_products();
   }
-  __device__ void issue_values() {
-    const uint64_t v = matrix_descriptor(shared_address(memory_.v[v_ring_.stage]), kKeys * 128);
+  using Weights = uint32_t[kKeys / 16][4];
+
+  __device__ void issue_values(const Weights& weights) {
+    const uint64_t v = matrix_descriptor(uniform(shared_address(memory_.v[v_ring_.stage])), kKeys * 128);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * 128),
+      Product<T, D>::template registers<1>(out_, weights[step], advance(v, step * 16 * 128),
                                            step > 0 ? 1 : started_);
     commit_products();
     started_ = 1;
@@ -263,22 +295,24 @@ class AttendComputer {
     wait_products<0>();
     pin(scores_);
     finish_keys(block, last);
-    soften();
-    pack();
+    soften<true>(weights_);
     values_block_ = block;
   }
 
-  __device__ void next_block(int32_t block, bool last) {
+  /// Adds the values of the block before by its weights, and makes this block's in `next`.
+  __device__ void next_block(int32_t block, bool last, const Weights& weights, Weights& next) {
     wait_keys(block);
     named_sync(kTurn + group_, 256);
     issue_scores();
     wait_values(values_block_);
-    issue_values();
+    issue_values(weights);
     named_arrive(kTurn + 1 - group_, 256);
     wait_products<1>();
     pin(scores_);
     finish_keys(block, last);
-    const bool moved = soften();
+    const bool moved = soften<false>(next);
+    // Exponentials belong before the wait: they are what the product of values overlaps with.
+    finish_before_wait(fminf(sum_[0], sum_[1]));
     wait_products<0>();
     pin(out_);
     release(memory_.v_empty[v_ring_.stage]);
@@ -287,13 +321,12 @@ class AttendComputer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) out_[i] *= factor_[i / 2 % 2];
     }
-    pack();
     values_block_ = block;
   }
 
-  __device__ void last_values() {
+  __device__ void last_values(const Weights& weights) {
     wait_values(values_block_);
-    issue_values();
+    issue_values(weights);
     wait_products<0>();
     pin(out_);
     release(memory_.v_empty[v_ring_.stage]);
@@ -327,10 +360,28 @@ class AttendComputer {
     }
   }
 
-  /// Scores become 2^(score - reference); whether a reference moved, by factor_.
-  __device__ bool soften() {
+  /// 2^(score - reference) of the scores: packed in next, and sums over the thread's keys of both rows.
+  __device__ void exponentiate(float (&sums)[2], Weights& next) {
     const float scale = call_.scale_log2;
-    float offset[2];
+    const float offset[2] = {-reference_[0], -reference_[1]};
+    float partial[2][2] = {};
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      float powers[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        powers[i] = exp2_fast(fmaf(scores_[8 * step + i], scale, offset[i >> 1 & 1]));
+        partial[i >> 1 & 1][i & 1] += powers[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) next[step][i] = pack_pair<T>(powers[2 * i], powers[2 * i + 1]);
+    }
+    sums[0] = partial[0][0] + partial[0][1];
+    sums[1] = partial[1][0] + partial[1][1];
+  }
+
+  /// Moves the references of rows whose sums are too high to their largest scores, and exponentiates anew.
+  __device__ void move_references(float (&sums)[2], Weights& next) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top = scores_[2 * half];
@@ -338,37 +389,33 @@ class AttendComputer {
       for (int j = 0; j < kKeys / 8; ++j)
         top = fmaxf(top, fmaxf(scores_[4 * j + 2 * half], scores_[4 * j + 2 * half + 1]));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * scale;
-      factor_[half] = 1;
-      if (top > reference_[half] + kReferenceSlack) {
-        factor_[half] = exp2_fast(reference_[half] - top);
-        reference_[half] = top;
-      }
-      offset[half] = reference_[half] == -INFINITY ? 0 : -reference_[half];
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * call_.scale_log2;
+      int high = !(sums[half] <= kMostSum) ? 1 : 0;
+      high |= __shfl_xor_sync(kFullWarp, high, 1);
+      high |= __shfl_xor_sync(kFullWarp, high, 2);
+      // Without a key that it sees, a row waits for its first reference.
+      if (high == 0 || top == -INFINITY) continue;
+      factor_[half] = exp2_fast(reference_[half] - top);
+      reference_[half] = top;
+      sum_[half] *= factor_[half];
     }
-    const bool moved = __any_sync(kFullWarp, factor_[0] != 1 || factor_[1] != 1);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sums[2] = {0, 0};
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = scores_[4 * j + 2 * half + e];
-          x = exp2_fast(fmaf(x, scale, offset[half]));
-          sums[e] += x;
-        }
-      sum_[half] = fmaf(sum_[half], factor_[half], sums[0] + sums[1]);
-    }
-    return moved;
+    exponentiate(sums, next);
   }
 
-  __device__ void pack() {
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        weights_[step][i] = pack_pair<T>(scores_[8 * step + 2 * i], scores_[8 * step + 2 * i + 1]);
+  /// Scores become weights in next; whether a reference moved, by factor_.
+  template <bool first>
+  __device__ bool soften(Weights& next) {
+    float sums[2] = {INFINITY, INFINITY};
+    factor_[0] = factor_[1] = 1;
+    bool moved = first;
+    if constexpr (!first) {
+      exponentiate(sums, next);
+      moved = __any_sync(kFullWarp, !(sums[0] <= kMostSum) || !(sums[1] <= kMostSum));
+    }
+    if (moved) move_references(sums, next);
+    sum_[0] += sums[0];
+    sum_[1] += sums[1];
+    return moved;
   }
 
   __device__ void store(const AttendUnit& unit) {
@@ -436,7 +483,7 @@ class AttendComputer {
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {}, factor_[2] = {};
   float scores_[kKeys / 2];
-  uint32_t weights_[kKeys / 16][4];
+  Weights weights_, other_weights_;
   float out_[D / 2];
 };
 
@@ -446,7 +493,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   AttendMemory<D>& memory = *reinterpret_cast<AttendMemory<D>*>(shared);
   if (threadIdx.x == 0) {
-    memory.queue.init();
+    memory.queue.init(kComputeWarps);
     for (int i = 0; i < AttendShape<D>::kStages; ++i) {
       init_barrier(memory.k_full[i], kFullArrivals);
       init_barrier(memory.v_full[i], kFullArrivals);
@@ -461,10 +508,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   wait_for_previous_kernel();
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
-    release_registers<kLoadRegisters>();
+    release_registers<AttendShape<D>::kLoadRegisters>();
     attend_load<T, D>(call, memory, sparse);
   } else {
-    take_registers<kComputeRegisters>();
+    take_registers<AttendShape<D>::kComputeRegisters>();
     AttendComputer<T, D>(call, memory, sparse).run();
   }
 }

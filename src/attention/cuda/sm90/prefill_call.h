@@ -14,8 +14,11 @@
 
 namespace kascade::cuda {
 
-// Query rows times heads of one unit of work: two warpgroups of 64.
+// Packed query rows (tokens times heads) of a tile of queries: two warpgroups of 64.
 constexpr int kBlockRows = 128;
+/// Packed rows of a unit of the pass that only needs log-sum-exps: as many tiles of queries as registers
+/// allow.
+constexpr int32_t lse_rows(int32_t head_dim) { return head_dim == 256 ? kBlockRows : 2 * kBlockRows; }
 // Keys of one range of the pooled-weight pass.
 constexpr int32_t kRangeKeys = 16384;
 // Bins of the histogram of pooled weights: 32 to an octave from 2^-57 up, the first for all that is less.
@@ -60,8 +63,7 @@ struct PrefillCall {
   int32_t readers = 0;       // lists attended per tile: one per KV head, or per query head
   int32_t reader_heads = 0;  // query heads that share a list
   int32_t tile_parts = 0;    // units of work of a tile and reader
-  int32_t pooled_heads = 0;  // query heads that a set pools
-  int32_t pooled_parts = 0;  // blocks of rows of one KV head that a set pools
+  int32_t dense_rows = 0;    // packed rows of an entry of dense_table
   int32_t chunk_tiles = 0;   // tiles whose pooled weights are kept at a time
   int32_t chunks = 0;
   int64_t weight_stride = 0;   // keys, a multiple of 128
@@ -84,6 +86,8 @@ struct PrefillCall {
   float* lse = nullptr;           // [total_q, H] log2
   float* weights = nullptr;       // [chunk_tiles, S, weight_stride] pooled
   int32_t* histograms = nullptr;  // [chunk_tiles, S, kWeightBins] of the ranked candidates
+
+  int32_t page_shift = -1;  // log2 of page_size where it is a power of two
 
   // Tensor maps of K and V, boxes of map_rows keys and 64 elements; map_rows is 0 where boxes cannot be used.
   int32_t map_rows = 0;

@@ -14,8 +14,6 @@ namespace kascade::cuda {
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 constexpr int kLoadWarps = 4, kComputeWarps = 8;
 constexpr int kPrefillThreads = (kLoadWarps + kComputeWarps) * 32;
-// Registers of a loading and a computing thread: together no more than the multiprocessor has.
-constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
 // Arrivals at a barrier of a full tile: every loading thread's copies, and each loading warp for what it
 // stored itself.
 constexpr uint32_t kFullArrivals = kLoadWarps * 32 + kLoadWarps;
@@ -34,14 +32,22 @@ __device__ inline uint32_t piece_address(uint32_t tile, int row, int piece) {
 template <int rows, int D, class T>
 __device__ inline void copy_rows(uint32_t tile, const T* base, int64_t offset, bool exists, int warp,
                                  int lane) {
-  constexpr int kPieces = D / 8, kRows = rows / kLoadWarps;
-  const uint32_t all = __ballot_sync(kFullWarp, exists);
-#pragma unroll 4
-  for (int i = 0; i < kRows * kPieces / 32; ++i) {
-    const int n = i * 32 + lane, row = n / kPieces, piece = n % kPieces;
-    const int64_t from = __shfl_sync(kFullWarp, offset, row) + piece * 8;
-    copy_async_16(piece_address<rows>(tile, warp * kRows + row, piece), base + from, (all >> row & 1u) * 16);
+  constexpr int kPieces = D / 8, kRows = rows / kLoadWarps, kAtOnce = 32 / kPieces;
+  const int own_row = lane / kPieces, piece = lane % kPieces;
+  const uint32_t own = piece_address<rows>(tile, warp * kRows + own_row, piece);
+  const uint32_t all = __ballot_sync(kFullWarp, exists || lane >= kRows);
+  const T* from = base + piece * 8;
+  if (all == kFullWarp) {
+#pragma unroll
+    for (int row = 0; row < kRows; row += kAtOnce)
+      copy_async_16((own ^ static_cast<uint32_t>((row & 7) * 16)) + row * 128,
+                    from + __shfl_sync(kFullWarp, offset, row + own_row), 16);
+    return;
   }
+#pragma unroll 1
+  for (int row = 0; row < kRows; row += kAtOnce)
+    copy_async_16((own ^ static_cast<uint32_t>((row & 7) * 16)) + row * 128,
+                  from + __shfl_sync(kFullWarp, offset, row + own_row), (all >> (row + own_row) & 1u) * 16);
 }
 
 /// A ring of tiles: stage and parity of the next one.
@@ -62,10 +68,10 @@ struct UnitQueue {
   Unit units[2];
   uint64_t full[2], empty[2];
 
-  __device__ void init() {
+  __device__ void init(int compute_warps) {
     for (int i = 0; i < 2; ++i) {
       init_barrier(full[i], 1);
-      init_barrier(empty[i], kLoadWarps + kComputeWarps);
+      init_barrier(empty[i], static_cast<uint32_t>(kLoadWarps + compute_warps));
     }
   }
 };
@@ -130,9 +136,10 @@ class BlockLoader {
     keys_ = keys;
     boxes_ = keys.list == nullptr && keys.own_begin == 0 && call_.map_rows != 0;
     if (boxes_) return;
-    position_ = load_position(block);
+    first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + keys.batch) : 0;
+    position_ = resolve(load_entry(block), block);
     page_ = load_page(position_);
-    next_position_ = load_position(block - 1);
+    next_entry_ = load_entry(block - 1);
   }
 
   /// Whether the bulk copy engine fetches a block.
@@ -142,14 +149,14 @@ class BlockLoader {
   __device__ void look_ahead(int32_t block) {
     if (is_boxed(block)) return;
     if (boxes_) {  // the one partial block of a list that is otherwise boxed
-      position_ = load_position(block);
+      first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + keys_.batch) : 0;
+      position_ = resolve(load_entry(block), block);
       page_ = load_page(position_);
-      next_page_ = 0;
-      after_next_ = -1;
       return;
     }
+    next_position_ = resolve(next_entry_, block - 1);
     next_page_ = load_page(next_position_);
-    after_next_ = load_position(block - 2);
+    after_next_ = load_entry(block - 2);
   }
 
   /// K of the block; exists: a bit for each of its keys, written when the list is not boxed.
@@ -181,31 +188,47 @@ class BlockLoader {
   __device__ void next() {
     position_ = next_position_;
     page_ = next_page_;
-    next_position_ = after_next_;
+    next_entry_ = after_next_;
   }
 
  private:
   static_assert(kRows == 32 || kRows == 16, "a lane looks up at most one key");
 
-  /// Position of this lane's entry of a block, -1 for none.
-  __device__ int32_t load_position(int32_t block) const {
+  /// This lane's entry of a block as it stands in the list, and the one before it.
+  struct Entry {
+    int32_t position = -1, before = -1;
+  };
+  __device__ Entry load_entry(int32_t block) const {
     const int32_t e = block * kKeys + warp_ * kRows + lane_;
-    if (block < 0 || lane_ >= kRows || e >= keys_.entries) return -1;
-    if (e >= keys_.count) return keys_.own_begin + e - keys_.count;
-    const int32_t j = __ldg(keys_.list + e), before = e > 0 ? __ldg(keys_.list + e - 1) : -1;
-    return j > before && j < keys_.own_begin ? j : -1;
+    Entry entry;
+    if (block < 0 || lane_ >= kRows || e >= keys_.entries) return entry;
+    if (e >= keys_.count) {
+      entry.position = keys_.own_begin + e - keys_.count;
+      return entry;
+    }
+    entry.position = __ldg(keys_.list + e);
+    if (e > 0) entry.before = __ldg(keys_.list + e - 1);
+    return entry;
+  }
+  /// Its position, or -1 where it does not exist.
+  __device__ int32_t resolve(const Entry& entry, int32_t block) const {
+    const bool listed = block * kKeys + warp_ * kRows + lane_ < keys_.count;
+    return entry.position > entry.before && (!listed || entry.position < keys_.own_begin) ? entry.position
+                                                                                          : -1;
+  }
+  __device__ int32_t page_of(int32_t position) const {
+    return call_.page_shift >= 0 ? position >> call_.page_shift : position / call_.params.page_size;
   }
   __device__ int32_t load_page(int32_t position) const {
     const AttentionParams& p = call_.params;
     if (p.page_table == nullptr || position < 0) return 0;
-    return __ldg(p.page_table + keys_.batch * p.page_table_stride + position / p.page_size);
+    return __ldg(p.page_table + keys_.batch * p.page_table_stride + page_of(position));
   }
   __device__ int64_t offset(int64_t page_stride, int64_t token_stride) const {
     const AttentionParams& p = call_.params;
     if (position_ < 0) return 0;
-    if (p.page_table == nullptr)
-      return (int64_t{__ldg(p.cu_seqlens_kv + keys_.batch)} + position_) * token_stride;
-    return page_ * page_stride + position_ % p.page_size * token_stride;
+    if (p.page_table == nullptr) return (int64_t{first_token_} + position_) * token_stride;
+    return page_ * page_stride + (position_ - page_of(position_) * p.page_size) * token_stride;
   }
 
   __device__ void copy_boxes(int32_t block, uint32_t tile, uint64_t& full, const CUtensorMap& map) const {
@@ -222,8 +245,8 @@ class BlockLoader {
       const int32_t key = block * kKeys + box * rows;
       int32_t token = key, page = 0;
       if (p.page_table != nullptr) {
-        page = __ldg(p.page_table + keys_.batch * p.page_table_stride + key / p.page_size);
-        token = key % p.page_size;
+        page = __ldg(p.page_table + keys_.batch * p.page_table_stride + page_of(key));
+        token = key - page_of(key) * p.page_size;
       } else {
         token += __ldg(p.cu_seqlens_kv + keys_.batch);
       }
@@ -239,22 +262,23 @@ class BlockLoader {
   const int warp_, lane_;
   KeyList keys_;
   bool boxes_ = false;
+  int32_t first_token_ = 0;           // packed: of the sequence
   int32_t position_ = -1, page_ = 0;  // of this lane's key of the block
-  int32_t next_position_ = -1, next_page_ = 0, after_next_ = -1;
+  // The same for the block before, looked up one block ahead; entries are loaded two blocks ahead.
+  int32_t next_position_ = -1, next_page_ = 0;
+  Entry next_entry_, after_next_;
 };
 
-/// Copies rows [first, first + rows) of a unit's packed rows to a tile [kBlockRows, D]; other rows become
-/// zeros. heads: query heads that share the keys, from head_begin on.
+/// Copies packed rows [first, first + rows) of a unit to a tile [kBlockRows, D]; other rows become zeros.
+/// heads: query heads that share the keys, from head_begin on.
 template <class T, int D>
-__device__ inline void copy_queries(const AttentionParams& p, uint32_t tile, uint64_t& full, int32_t row,
-                                    int32_t first, int32_t rows, int32_t head_begin, int32_t heads, int warp,
-                                    int lane) {
+__device__ inline void copy_queries(const AttentionParams& p, uint32_t tile, int32_t row, int32_t first,
+                                    int32_t rows, int32_t head_begin, int32_t heads, int warp, int lane) {
   const int32_t i = warp * 32 + lane, n = first + i;
   const bool exists = i < rows;
   const int64_t offset =
       exists ? int64_t{row + n / heads} * p.q_row_stride + (head_begin + n % heads) * p.q_head_stride : 0;
   copy_rows<kBlockRows, D>(tile, static_cast<const T*>(p.q), offset, exists, warp, lane);
-  arrive_after_copies(full);
 }
 
 }  // namespace kascade::cuda

@@ -31,7 +31,8 @@ __device__ AlignedSequence load_sequence(const PrefillCall& call, int32_t b) {
   s.kv_len = clamp64(p.seq_lens_kv[b], 0, call.maxima.kv_len);
   s.start = s.kv_len - s.q_len;
   s.budget_len = p.budget_lens != nullptr ? max(p.budget_lens[b], 0) : s.kv_len;
-  if (p.role != Role::kReuse) s.dense_blocks = divide_up(s.q_len * (p.query_heads / p.kv_heads), kBlockRows);
+  if (p.role != Role::kReuse)
+    s.dense_blocks = divide_up(s.q_len * (p.query_heads / p.kv_heads), call.dense_rows);
   if (p.role == Role::kDense || s.q_len == 0) return s;
   s.first_tile = max(s.start, int64_t{0}) / p.tile;
   s.tiles = s.kv_len == 0 ? 0 : (s.kv_len - 1) / p.tile - s.first_tile + 1;
@@ -162,8 +163,8 @@ __device__ RowBlock dense_block(const PrefillCall& call, int32_t x) {
   block.batch = b;
   block.row = static_cast<int32_t>(s.row_begin);
   block.position = static_cast<int32_t>(s.start);
-  block.first = index * kBlockRows;
-  block.rows = static_cast<int32_t>(min(rows - block.first, int64_t{kBlockRows}));
+  block.first = index * call.dense_rows;
+  block.rows = static_cast<int32_t>(min(rows - block.first, int64_t{call.dense_rows}));
   block.keys = static_cast<int32_t>(s.kv_len);
   block.set = -1;
   return block;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two passes over all keys that read K alone: log-sum-exp of every query row, and pooled weights of a
-// chunk of tiles. Each computing warpgroup keeps two products of scores, one being multiplied while the other
-// is exponentiated.
+// chunk of tiles. A tile of K meets two tiles of queries, so that it is fetched half as often; each computing
+// warpgroup has a product of scores being multiplied while another is exponentiated.
 #pragma once
 
 #include "attention/cuda/sm90/prefill_attend.cuh"
@@ -12,25 +12,51 @@ namespace kascade::cuda {
 template <int D>
 struct ScoreShape {
   static constexpr int kKeys = 128;
-  static constexpr int kStages = D == 64 ? 6 : D == 128 ? 4 : 2;
+  static constexpr int kStages = D == 64 ? 8 : D == 128 ? 4 : 2;
+  static constexpr int kParts = lse_rows(D) / kBlockRows;  // tiles of queries of a unit
+  static constexpr int kGroups = 2 * kParts;               // computing warpgroups
+  static constexpr int kThreads = (kLoadWarps + 4 * kGroups) * 32;
+  // Of a loading and a computing thread, by pass: together what the block is launched with, or it would wait
+  // for ever.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kLseLoadRegisters = kParts == 1 ? 40 : 64,
+                       kLseComputeRegisters = kParts == 1 ? 232 : 104;
+  static constexpr int kPoolLoadRegisters = kParts == 1 ? 40 : 32,
+                       kPoolComputeRegisters = kParts == 1 ? 232 : 112;
+  static_assert(kLseLoadRegisters + kGroups * kLseComputeRegisters == (1 + kGroups) * kLaunchRegisters);
+  static_assert(kPoolLoadRegisters + kGroups * kPoolComputeRegisters == (1 + kGroups) * kLaunchRegisters);
 };
 
-template <int D>
-struct LseMemory {
+template <int D, class Unit>
+struct ScoreMemory {
   using Shape = ScoreShape<D>;
   static constexpr bool kValues = false;
-  alignas(1024) unsigned char q[kBlockRows * D * 2];
+  static constexpr int kQueryTiles = Shape::kParts;
+  alignas(1024) unsigned char q[Shape::kParts][kBlockRows * D * 2];
   alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
   alignas(16) uint32_t exists[Shape::kStages][4];
-  UnitQueue<AttendUnit> queue;
+  UnitQueue<Unit> queue;
   uint64_t k_full[Shape::kStages], k_empty[Shape::kStages];
   uint64_t q_full, q_empty;
+
+  __device__ void init() {
+    queue.init(4 * Shape::kGroups);
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(k_full[i], kFullArrivals);
+      init_barrier(k_empty[i], 4 * Shape::kGroups);
+    }
+    init_barrier(q_full, kLoadWarps * 32);
+    init_barrier(q_empty, 4 * Shape::kGroups);
+    fence_barriers();
+  }
 };
 
 /// What both computers share: the ring of K and the order of products.
 template <class Self, class Memory>
 class ScoreComputer {
  protected:
+  static constexpr int kParts = Memory::Shape::kParts;
+
   __device__ explicit ScoreComputer(const PrefillCall& call, Memory& memory)
       : call_(call),
         memory_(memory),
@@ -43,29 +69,20 @@ class ScoreComputer {
     if (lane_ == 0) arrive(empty);
   }
 
-  /// Self::add for blocks last, last - 1, ..., first, each while the next is being multiplied.
+  /// Self::add for blocks last, last - 1, ..., first: one warpgroup multiplies while others exponentiate.
   __device__ void run_blocks(int32_t last, int32_t first) {
-    int32_t block = last;
 #pragma unroll 1
-    for (; block >= first + 3; block -= 4) {
-      issue(a_, block);
-      issue(b_, block - 1);
-      wait_products<1>();
-      finish(a_, block);
-      issue(a_, block - 2);
-      wait_products<1>();
-      finish(b_, block - 1);
-      issue(b_, block - 3);
-      wait_products<1>();
-      finish(a_, block - 2);
+    for (int32_t block = last; block >= first; --block) {
+      wait_barrier(memory_.k_full[ring_.stage], ring_.parity);
+      if (block >= boxed_) fence_async_proxy();
+      begin_products();
+      self().multiply(scores_, memory_.k[ring_.stage]);
+      commit_products();
       wait_products<0>();
-      finish(b_, block - 3);
-    }
-#pragma unroll 1
-    for (; block >= first; --block) {
-      issue(a_, block);
-      wait_products<0>();
-      finish(a_, block);
+      pin(scores_);
+      release(memory_.k_empty[ring_.stage]);
+      ring_.next();
+      self().add(scores_, block);
     }
   }
 
@@ -75,38 +92,26 @@ class ScoreComputer {
   int32_t boxed_ = 0;  // blocks before this one come by the copy engine
 
  private:
-  __device__ void issue(float (&scores)[64], int32_t block) {
-    wait_barrier(memory_.k_full[issued_.stage], issued_.parity);
-    if (block >= boxed_) fence_async_proxy();
-    begin_products();
-    static_cast<Self*>(this)->multiply(scores, memory_.k[issued_.stage]);
-    commit_products();
-    issued_.next();
-  }
-  __device__ void finish(float (&scores)[64], int32_t block) {
-    pin(scores);
-    release(memory_.k_empty[done_.stage]);
-    done_.next();
-    static_cast<Self*>(this)->add(scores, block);
-  }
+  __device__ Self& self() { return *static_cast<Self*>(this); }
 
-  Ring<Memory::Shape::kStages> issued_, done_;
-  float a_[64], b_[64];
+  Ring<Memory::Shape::kStages> ring_;
+  float scores_[64];
 };
 
 template <class T, int D>
-class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
-  using Base = ScoreComputer<LseComputer<T, D>, LseMemory<D>>;
+class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, AttendUnit>> {
+  using Memory = ScoreMemory<D, AttendUnit>;
+  using Base = ScoreComputer<LseComputer<T, D>, Memory>;
   friend Base;
   using Base::call_;
   using Base::group_;
   using Base::lane_;
   using Base::memory_;
   using Base::warp_;
-  static constexpr int kKeys = LseMemory<D>::Shape::kKeys;
+  static constexpr int kKeys = Memory::Shape::kKeys;
 
  public:
-  __device__ LseComputer(const PrefillCall& call, LseMemory<D>& memory) : Base(call, memory) {}
+  __device__ LseComputer(const PrefillCall& call, Memory& memory) : Base(call, memory) {}
 
   __device__ void run() {
     const int32_t heads = call_.params.query_heads / call_.params.kv_heads;
@@ -120,16 +125,16 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads);
-        reference_[half] = -INFINITY;
+        reference_[half] = -FLT_MAX;
         sum_[half] = 0;
       }
       unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads), 0) / kKeys;
       if (blocks > 0) {
         wait_barrier(memory_.q_full, q_parity);
         q_parity ^= 1;
-        load_queries();
-        this->release(memory_.q_empty);
+        fence_async_proxy();
         this->run_blocks(blocks - 1, 0);
+        this->release(memory_.q_empty);
       }
       store(unit, heads);
     }
@@ -138,20 +143,35 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
  private:
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
 
-  __device__ void load_queries() {
-    const uint32_t tile = shared_address(memory_.q);
-    const int row = group_ * 64 + warp_ * 16 + (lane_ & 15);
+  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
+    const uint64_t q =
+        matrix_descriptor(uniform(shared_address(memory_.q[group_ / 2]) + group_ % 2 * 64 * 128), 0);
+    const uint64_t k = matrix_descriptor(uniform(shared_address(keys)), 0);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-      load_matrices(queries_[step], piece_address<kBlockRows>(tile, row, step * 2 + (lane_ >> 4)));
+      Product<T, kKeys>::shared(scores, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
+                                advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
   }
 
-  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
-    const uint64_t k = matrix_descriptor(shared_address(keys), 0);
+  /// Sums of 2^(score - reference) over the thread's keys of both rows; offset: less the references.
+  __device__ void sum_up(const float (&scores)[64], const float (&offset)[2], float (&sums)[2]) const {
+    float partial[2][2] = {};
+    float powers[2][16];
+    // Added up one step later: a sum would wait for the exponential just before it.
 #pragma unroll
-    for (int step = 0; step < D / 16; ++step)
-      Product<T, kKeys>::template registers<0>(scores, queries_[step],
-                                               advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
+    for (int step = 0; step < 5; ++step) {
+      if (step < 4) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          powers[step & 1][i] = exp2_fast(fmaf(scores[16 * step + i], call_.scale_log2, offset[i >> 1 & 1]));
+      }
+      if (step > 0) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) partial[i >> 1 & 1][i & 1] += powers[(step - 1) & 1][i];
+      }
+    }
+    sums[0] = partial[0][0] + partial[0][1];
+    sums[1] = partial[1][0] + partial[1][1];
   }
 
   __device__ void add(float (&scores)[64], int32_t block) {
@@ -164,30 +184,31 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
         for (int e = 0; e < 4; ++e)
           if (8 * j + (e & 1) >= limits[e >> 1]) scores[4 * j + e] = -INFINITY;
     }
-    const float scale = call_.scale_log2;
+    float sums[2], offset[2] = {-reference_[0], -reference_[1]};
+    sum_up(scores, offset, sums);
+    const bool high = !(sums[0] <= kMostSum) || !(sums[1] <= kMostSum);
+    // Rare after the first block: no maximum is taken unless a sum has outgrown its reference.
+    if (__any_sync(kFullWarp, high)) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float tops[2] = {scores[2 * half], scores[2 * half + 1]};
+      for (int half = 0; half < 2; ++half) {
+        float top = scores[2 * half];
 #pragma unroll
-      for (int j = 1; j < kKeys / 8; ++j) {
-        tops[0] = fmaxf(tops[0], scores[4 * j + 2 * half]);
-        tops[1] = fmaxf(tops[1], scores[4 * j + 2 * half + 1]);
-      }
-      float top = fmaxf(tops[0], tops[1]);
-      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * scale;
-      if (top > reference_[half] + kReferenceSlack) {
+        for (int j = 0; j < kKeys / 8; ++j)
+          top = fmaxf(top, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * call_.scale_log2;
+        int own = !(sums[half] <= kMostSum) ? 1 : 0;
+        own |= __shfl_xor_sync(kFullWarp, own, 1);
+        own |= __shfl_xor_sync(kFullWarp, own, 2);
+        if (own == 0 || top == -INFINITY) continue;
         sum_[half] *= exp2_fast(reference_[half] - top);
         reference_[half] = top;
+        offset[half] = -top;
       }
-      const float offset = reference_[half] == -INFINITY ? 0 : -reference_[half];
-      float sums[2] = {0, 0};
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) sums[e] += exp2_fast(fmaf(scores[4 * j + 2 * half + e], scale, offset));
-      sum_[half] += sums[0] + sums[1];
+      sum_up(scores, offset, sums);
     }
+    sum_[0] += sums[0];
+    sum_[1] += sums[1];
   }
 
   __device__ void store(const AttendUnit& unit, int32_t heads) {
@@ -207,45 +228,43 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
   int32_t unmasked_ = 0;  // blocks before this one are seen whole by every row of the warp
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {};
-  uint32_t queries_[D / 16][4];
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
+__global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
     prefill_lse_kernel(const __grid_constant__ PrefillCall call) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  LseMemory<D>& memory = *reinterpret_cast<LseMemory<D>*>(shared);
-  if (threadIdx.x == 0) {
-    memory.queue.init();
-    for (int i = 0; i < LseMemory<D>::Shape::kStages; ++i) {
-      init_barrier(memory.k_full[i], kFullArrivals);
-      init_barrier(memory.k_empty[i], kComputeWarps);
-    }
-    init_barrier(memory.q_full, kLoadWarps * 32);
-    init_barrier(memory.q_empty, kComputeWarps);
-    fence_barriers();
-  }
+  auto& memory = *reinterpret_cast<ScoreMemory<D, AttendUnit>*>(shared);
+  if (threadIdx.x == 0) memory.init();
   __syncthreads();
   wait_for_previous_kernel();
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
-    release_registers<kLoadRegisters>();
+    release_registers<ScoreShape<D>::kLseLoadRegisters>();
     attend_load<T, D>(call, memory, false);
   } else {
-    take_registers<kComputeRegisters>();
+    take_registers<ScoreShape<D>::kLseComputeRegisters>();
     LseComputer<T, D>(call, memory).run();
   }
 }
 
-/// A range of keys [first_key, end_key) of a tile and set, first_key a multiple of kRangeKeys.
-struct PoolUnit {
-  int32_t set;   // -1: no more units
-  int32_t slot;  // of the tile in its chunk
-  int32_t first_key, end_key;
-  TileEntry tile;
+/// One tile of a unit of pooling.
+struct PoolTile {
+  int32_t slot;  // in its chunk
+  int32_t row, rows;
+  int32_t end_key;              // weights of keys before it are wanted; 0 for none
+  int32_t sinks, recent_begin;  // ranked keys lie between
 };
 
-/// Query rows that a unit pools, in blocks of packed rows of one KV head.
+/// A range of keys of one or two neighbouring tiles and a set; first_key is a multiple of kRangeKeys.
+struct PoolUnit {
+  int32_t set;  // -1: no more units
+  int32_t batch, keys;
+  int32_t first_key, end_key;
+  PoolTile tiles[2];
+};
+
+/// Query rows that a unit pools: of each KV head from kv_head_begin on, of `heads` query heads.
 struct PoolRows {
   int32_t kv_head_begin, kv_head_end;
   int32_t head_begin, heads;  // query heads of the first KV head, and of each
@@ -262,52 +281,74 @@ struct PoolRows {
   }
 };
 
-template <int D>
-struct PoolMemory {
-  using Shape = ScoreShape<D>;
-  alignas(1024) unsigned char q[kBlockRows * D * 2];
-  alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
-  alignas(16) uint32_t exists[Shape::kStages][4];
-  int32_t histogram[kWeightBins];
-  UnitQueue<PoolUnit> queue;
-  uint64_t k_full[Shape::kStages], k_empty[Shape::kStages];
-  uint64_t q_full, q_empty;
+/// Packed rows from `begin` on of one of the unit's tiles.
+struct PoolPart {
+  const PoolTile& tile;
+  int32_t rows;
+
+  __device__ PoolPart(const PoolUnit& unit, const PoolRows& rows_of_set, int32_t begin, int part)
+      : tile(unit.tiles[part]), rows(max(tile.rows * rows_of_set.heads - begin, 0)) {}
 };
+/// Packed rows of the unit's larger tile.
+__device__ inline int32_t pooled_rows(const PoolUnit& unit, const PoolRows& rows) {
+  return max(unit.tiles[0].rows, unit.tiles[1].rows) * rows.heads;
+}
+
+__device__ inline PoolTile pool_tile(const PrefillCall& call, const TileEntry& entry, int32_t slot,
+                                     int32_t first_key) {
+  PoolTile tile;
+  tile.slot = slot;
+  tile.row = entry.row;
+  tile.rows = entry.rows;
+  tile.sinks = entry.sinks;
+  tile.recent_begin = entry.recent_begin;
+  tile.end_key = min(first_key + kRangeKeys, entry.candidates);
+  // Nothing is ranked when none or all of the keys between are members.
+  const bool ranks = entry.ranked != 0 && entry.ranked != entry.recent_begin - entry.sinks;
+  if ((!ranks && call.params.pooled_weights == nullptr) || tile.end_key <= first_key) tile.end_key = 0;
+  return tile;
+}
 
 /// The next unit of a chunk that has keys: all tiles on one range of one head's keys before the next range.
+template <int parts>
 __device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk) {
   const int32_t tiles = min(call.totals->tiles - chunk * call.chunk_tiles, call.chunk_tiles);
   const int32_t ranges = divide_up(call.chunk_keys[chunk], kRangeKeys);
+  const TileEntry* table = call.tile_table + chunk * call.chunk_tiles;
   PoolUnit unit = {};
   unit.set = -1;
   while (tiles > 0) {
     const int32_t index = atomicAdd(call.counters + 2 + chunk, 1);
-    const int32_t set = index / tiles / max(ranges, 1);
-    if (ranges == 0 || set >= call.totals->needed_sets) break;
-    unit.slot = index % tiles;
+    const int32_t needed = index / tiles / max(ranges, 1);
+    if (ranges == 0 || needed >= call.totals->needed_sets) break;
+    const int32_t set = call.needed_sets[needed], slot = index % tiles;
+    const TileEntry entry = table[slot];
+    // The second of a pair comes with the first.
+    if (parts == 2 && slot % 2 == 1 && table[slot - 1].batch == entry.batch) continue;
+    unit.batch = entry.batch;
+    unit.keys = entry.keys;
     unit.first_key = index / tiles % ranges * kRangeKeys;
-    unit.tile = call.tile_table[chunk * call.chunk_tiles + unit.slot];
-    unit.end_key = min(unit.first_key + kRangeKeys, unit.tile.candidates);
-    // Nothing is ranked when all keys are members.
-    const bool all = unit.tile.ranked == unit.tile.recent_begin - unit.tile.sinks;
-    if (unit.end_key <= unit.first_key ||
-        ((all || unit.tile.ranked == 0) && call.params.pooled_weights == nullptr))
-      continue;
-    unit.set = call.needed_sets[set];
+    unit.tiles[0] = pool_tile(call, entry, slot, unit.first_key);
+    unit.tiles[1] = PoolTile{};
+    if (parts == 2 && slot % 2 == 0 && slot + 1 < tiles && table[slot + 1].batch == entry.batch)
+      unit.tiles[1] = pool_tile(call, table[slot + 1], slot + 1, unit.first_key);
+    unit.end_key = max(unit.tiles[0].end_key, unit.tiles[1].end_key);
+    if (unit.end_key == 0) continue;
+    unit.set = set;
     break;
   }
   return unit;
 }
 
 template <class T, int D>
-__device__ void pool_load(const PrefillCall& call, PoolMemory<D>& memory, int32_t chunk) {
+__device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& memory, int32_t chunk) {
   using Shape = ScoreShape<D>;
-  constexpr int kKeys = Shape::kKeys;
+  constexpr int kKeys = Shape::kKeys, kParts = Shape::kParts;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   UnitWriter<PoolUnit> writer(memory.queue);
   UnitReader<PoolUnit> reader(memory.queue);
   const bool draws = warp == 0 && lane == 0;
-  if (draws) writer.put(draw_pool_unit(call, chunk));
+  if (draws) writer.put(draw_pool_unit<kParts>(call, chunk));
   __syncwarp();
   BlockLoader<T, D, kKeys> loader(call, warp, lane);
   Ring<Shape::kStages> ring;
@@ -318,10 +359,11 @@ __device__ void pool_load(const PrefillCall& call, PoolMemory<D>& memory, int32_
     const PoolRows rows(call, unit.set);
     const int32_t last = divide_up(unit.end_key, kKeys) - 1, first = unit.first_key / kKeys;
     KeyList keys;
-    keys.entries = unit.tile.keys;
-    keys.batch = unit.tile.batch;
+    keys.entries = unit.keys;
+    keys.batch = unit.batch;
+    bool drawn = false;
     for (int32_t g = rows.kv_head_begin; g < rows.kv_head_end; ++g)
-      for (int32_t begin = 0; begin < unit.tile.rows * rows.heads; begin += kBlockRows) {
+      for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
         keys.kv_head = g;
         loader.begin(keys, last);
         for (int32_t block = last; block >= first; --block) {
@@ -331,93 +373,126 @@ __device__ void pool_load(const PrefillCall& call, PoolMemory<D>& memory, int32_
                            memory.exists[ring.stage]);
           loader.next();
           ring.next();
+          // The next unit, while there is work for some time.
+          if (!drawn && block == max(last - Shape::kStages, first)) {
+            drawn = true;
+            if (draws) writer.put(draw_pool_unit<kParts>(call, chunk));
+            __syncwarp();
+          }
           if (block != last) continue;
           wait_barrier(memory.q_empty, q_parity);
           q_parity ^= 1;
-          copy_queries<T, D>(call.params, shared_address(memory.q), memory.q_full, unit.tile.row, begin,
-                             unit.tile.rows * rows.heads - begin,
-                             rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp, lane);
+#pragma unroll
+          for (int i = 0; i < kParts; ++i) {
+            const PoolPart part(unit, rows, begin, i);
+            copy_queries<T, D>(call.params, shared_address(memory.q[i]), part.tile.row, begin, part.rows,
+                               rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp,
+                               lane);
+          }
+          arrive_after_copies(memory.q_full);
         }
       }
-    if (draws) writer.put(draw_pool_unit(call, chunk));
-    __syncwarp();
   }
 }
 
-/// Keys lie on the rows of the product and the tile's packed rows on its columns, so that a thread adds up
-/// most of a key's weight by itself.
+/// Keys lie on the rows of the product and packed query rows on its columns, so that a thread adds up most of
+/// a key's weight by itself.
 template <class T, int D>
-class PoolComputer : public ScoreComputer<PoolComputer<T, D>, PoolMemory<D>> {
-  using Base = ScoreComputer<PoolComputer<T, D>, PoolMemory<D>>;
+class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, PoolUnit>> {
+  using Memory = ScoreMemory<D, PoolUnit>;
+  using Base = ScoreComputer<PoolComputer<T, D>, Memory>;
   friend Base;
   using Base::call_;
   using Base::group_;
+  using Base::kParts;
   using Base::lane_;
   using Base::memory_;
   using Base::warp_;
-  static constexpr int kKeys = PoolMemory<D>::Shape::kKeys;
-  static constexpr int kAll = 1;  // named barrier of the computing warps
+  static constexpr int kKeys = Memory::Shape::kKeys;
+  static constexpr int kAll = 1;  // named barrier of the computing threads
+  static constexpr int kThreads = Memory::Shape::kGroups * 128;
 
  public:
-  __device__ PoolComputer(const PrefillCall& call, PoolMemory<D>& memory) : Base(call, memory) {}
+  __device__ PoolComputer(const PrefillCall& call, Memory& memory, int32_t* histograms)
+      : Base(call, memory), histograms_(histograms) {}
 
   __device__ void run() {
     UnitReader<PoolUnit> reader(memory_.queue);
     uint32_t q_parity = 0;
     const int thread = static_cast<int>(threadIdx.x) - kLoadWarps * 32;
-    for (int i = thread; i < kWeightBins; i += kComputeWarps * 32) memory_.histogram[i] = 0;
-    named_sync(kAll, kComputeWarps * 32);
+    for (int i = thread; i < kParts * kWeightBins; i += kThreads) histograms_[i] = 0;
+    named_sync(kAll, kThreads);
     while (true) {
       const PoolUnit unit = reader.next();
       if (unit.set < 0) break;
       const PoolRows rows(call_, unit.set);
-      const int64_t slot_set = int64_t{unit.slot} * call_.sets + unit.set;
-      weights_ = call_.weights + slot_set * call_.weight_stride;
-      end_ = unit.end_key;
-      sinks_ = unit.tile.sinks;
-      recent_begin_ = unit.tile.recent_begin;
-      this->boxed_ = call_.map_rows == 0 ? 0 : unit.tile.keys / kKeys;
-      first_part_ = true;
+      this->boxed_ = call_.map_rows == 0 ? 0 : unit.keys / kKeys;
+      bool fresh = true;
       for (int32_t g = rows.kv_head_begin; g < rows.kv_head_end; ++g)
-        for (int32_t begin = 0; begin < unit.tile.rows * rows.heads; begin += kBlockRows) {
-          last_part_ = g == rows.kv_head_end - 1 && begin + kBlockRows >= unit.tile.rows * rows.heads;
-          load_lse(unit, rows, g, begin);
+        for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
+          begin_part(unit, rows, g, begin, fresh);
+          fresh = false;
           wait_barrier(memory_.q_full, q_parity);
           q_parity ^= 1;
           fence_async_proxy();
           this->run_blocks(divide_up(unit.end_key, kKeys) - 1, unit.first_key / kKeys);
           this->release(memory_.q_empty);
-          first_part_ = false;
         }
-      named_sync(kAll, kComputeWarps * 32);
-      int32_t* histogram = call_.histograms + slot_set * kWeightBins;
-      for (int i = thread; i < kWeightBins; i += kComputeWarps * 32) {
-        const int32_t count = memory_.histogram[i];
-        if (count == 0) continue;
-        atomicAdd(histogram + i, count);
-        memory_.histogram[i] = 0;
+      named_sync(kAll, kThreads);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const PoolTile& tile = unit.tiles[i];
+        if (tile.end_key == 0) continue;
+        int32_t* histogram = call_.histograms + (int64_t{tile.slot} * call_.sets + unit.set) * kWeightBins;
+        for (int bin = thread; bin < kWeightBins; bin += kThreads) {
+          const int32_t count = histograms_[i * kWeightBins + bin];
+          if (count == 0) continue;
+          atomicAdd(histogram + bin, count);
+          histograms_[i * kWeightBins + bin] = 0;
+        }
       }
-      named_sync(kAll, kComputeWarps * 32);
+      named_sync(kAll, kThreads);
     }
   }
 
  private:
-  /// Log-sum-exps of the thread's columns; infinite for columns without a row, whose weights become zero.
-  __device__ void load_lse(const PoolUnit& unit, const PoolRows& rows, int32_t g, int32_t begin) {
+  /// What add() needs to know of a part.
+  struct Part {
+    float* weights;
+    int32_t end_key;              // 0 for a part without rows
+    int32_t sinks, recent_begin;  // counted in the histogram; nothing before the last rows are added
+    int32_t* histogram;           // its tile's, in shared memory
+    bool fresh;                   // the first rows of the unit: weights are set, not added to
+  };
+
+  __device__ void begin_part(const PoolUnit& unit, const PoolRows& rows, int32_t g, int32_t begin,
+                             bool fresh) {
+    const PoolPart part(unit, rows, begin, own_part());
+    Part& p = part_;
+    p.weights = call_.weights + (int64_t{part.tile.slot} * call_.sets + unit.set) * call_.weight_stride;
+    p.end_key = part.rows > 0 ? part.tile.end_key : 0;
+    p.fresh = fresh;
+    p.sinks = part.tile.sinks;
+    p.histogram = histograms_ + own_part() * kWeightBins;
+    const bool last = g == rows.kv_head_end - 1 && part.rows <= kBlockRows;
+    p.recent_begin = last ? part.tile.recent_begin : 0;
     const int32_t head_begin = rows.head_begin + (g - rows.kv_head_begin) * rows.heads;
+    // Infinite for columns without a row, whose weights become zero.
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int32_t n = begin + i / 2 * 8 + 2 * (lane_ & 3) + i % 2;
-      const int64_t row = unit.tile.row + n / rows.heads;
-      lse_[i] = n < unit.tile.rows * rows.heads
-                    ? call_.lse[row * call_.params.query_heads + head_begin + n % rows.heads]
-                    : INFINITY;
+    for (int c = 0; c < 32; ++c) {
+      const int32_t at = c / 2 * 8 + 2 * (lane_ & 3) + c % 2, n = begin + at;
+      const int64_t row = part.tile.row + n / rows.heads;
+      lse_[c] =
+          at < part.rows ? call_.lse[row * call_.params.query_heads + head_begin + n % rows.heads] : INFINITY;
     }
   }
 
+  // Warpgroups 0 and 1 take the two halves of a block's keys for the first part, the others for the second.
+  __device__ int own_part() const { return group_ / 2; }
+
   __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
-    const uint64_t k = matrix_descriptor(shared_address(keys) + group_ * 64 * 128, 0);
-    const uint64_t q = matrix_descriptor(shared_address(memory_.q), 0);
+    const uint64_t k = matrix_descriptor(uniform(shared_address(keys) + group_ % 2 * 64 * 128), 0);
+    const uint64_t q = matrix_descriptor(uniform(shared_address(memory_.q[own_part()])), 0);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
       Product<T, kBlockRows>::shared(scores, advance(k, step / 4 * kKeys * 128 + step % 4 * 32),
@@ -425,56 +500,64 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, PoolMemory<D>> {
   }
 
   __device__ void add(const float (&scores)[64], int32_t block) {
-    const float scale = call_.scale_log2;
-    float sums[2][2] = {};
+    float sums[2][2] = {}, powers[2][16];
+    // Added up one step later: a sum would wait for the exponential just before it.
 #pragma unroll
-    for (int j = 0; j < kBlockRows / 8; ++j)
+    for (int step = 0; step < 5; ++step) {
+      if (step < 4) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        sums[e >> 1][e & 1] += exp2_fast(fmaf(scores[4 * j + e], scale, -lse_[2 * j + (e & 1)]));
+        for (int i = 0; i < 16; ++i)
+          powers[step & 1][i] =
+              exp2_fast(fmaf(scores[16 * step + i], call_.scale_log2, -lse_[8 * step + i / 4 * 2 + (i & 1)]));
+      }
+      if (step > 0) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sums[i >> 1 & 1][i & 1] += powers[(step - 1) & 1][i];
+      }
+    }
     // Lanes 0 and 1 of a quad end up with the weights of its two keys.
     const float first = sums[0][0] + sums[0][1], second = sums[1][0] + sums[1][1];
     const bool odd = (lane_ & 1) != 0;
     float weight = (odd ? second : first) + __shfl_xor_sync(kFullWarp, odd ? first : second, 1);
     weight += __shfl_xor_sync(kFullWarp, weight, 2);
-    const int32_t key = block * kKeys + group_ * 64 + warp_ * 16 + lane_ / 4 + 8 * (lane_ & 1);
-    if ((lane_ & 2) != 0 || key >= end_) return;
-    if (!first_part_) weight += weights_[key];
-    weights_[key] = weight;
-    if (last_part_ && key >= sinks_ && key < recent_begin_)
-      atomicAdd(memory_.histogram + weight_bin(rank_key(weight)), 1);
+    const Part& p = part_;
+    const int32_t key = block * kKeys + group_ % 2 * 64 + warp_ * 16 + lane_ / 4 + 8 * (lane_ & 1);
+    if ((lane_ & 2) == 0 && key < p.end_key) {
+      if (!p.fresh) weight += p.weights[key];
+      if (weight != weight) weight = kNanWeight;
+      p.weights[key] = weight;
+      if (key >= p.sinks && key < p.recent_begin)
+        atomicAdd(p.histogram + weight_bin(__float_as_int(weight)), 1);
+    }
+    __syncwarp();
   }
 
-  float* weights_ = nullptr;
-  int32_t end_ = 0, sinks_ = 0, recent_begin_ = 0;
-  bool first_part_ = true, last_part_ = true;
+  int32_t* const histograms_;  // [parts, kWeightBins] in shared memory
+  Part part_;
   float lse_[32];
 };
 
+template <int D>
+struct PoolMemory {
+  ScoreMemory<D, PoolUnit> score;
+  int32_t histograms[ScoreShape<D>::kParts][kWeightBins];
+};
+
 template <class T, int D>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
+__global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
     prefill_pool_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
   extern __shared__ __align__(1024) unsigned char shared[];
   PoolMemory<D>& memory = *reinterpret_cast<PoolMemory<D>*>(shared);
-  if (threadIdx.x == 0) {
-    memory.queue.init();
-    for (int i = 0; i < ScoreShape<D>::kStages; ++i) {
-      init_barrier(memory.k_full[i], kFullArrivals);
-      init_barrier(memory.k_empty[i], kComputeWarps);
-    }
-    init_barrier(memory.q_full, kLoadWarps * 32);
-    init_barrier(memory.q_empty, kComputeWarps);
-    fence_barriers();
-  }
+  if (threadIdx.x == 0) memory.score.init();
   __syncthreads();
   wait_for_previous_kernel();
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
-    release_registers<kLoadRegisters>();
-    pool_load<T, D>(call, memory, chunk);
+    release_registers<ScoreShape<D>::kPoolLoadRegisters>();
+    pool_load<T, D>(call, memory.score, chunk);
   } else {
-    take_registers<kComputeRegisters>();
-    PoolComputer<T, D>(call, memory).run();
+    take_registers<ScoreShape<D>::kPoolComputeRegisters>();
+    PoolComputer<T, D>(call, memory.score, memory.histograms[0]).run();
   }
 }
 
@@ -482,8 +565,8 @@ template <class T, int D>
 void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = multiprocessors("prefill_lse");
-  shape.threads = kPrefillThreads;
-  shape.shared_bytes = sizeof(LseMemory<D>);
+  shape.threads = ScoreShape<D>::kThreads;
+  shape.shared_bytes = sizeof(ScoreMemory<D, AttendUnit>);
   launch("prefill_lse", prefill_lse_kernel<T, D>, shape, stream, call);
 }
 
@@ -491,7 +574,7 @@ template <class T, int D>
 void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = multiprocessors("prefill_pool");
-  shape.threads = kPrefillThreads;
+  shape.threads = ScoreShape<D>::kThreads;
   shape.shared_bytes = sizeof(PoolMemory<D>);
   launch("prefill_pool", prefill_pool_kernel<T, D>, shape, stream, call, chunk);
 }

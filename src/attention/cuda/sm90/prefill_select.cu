@@ -11,18 +11,18 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 // Keys of the cut's bin that are kept; with more the weights are read again for every step of the search.
-constexpr int kMostCandidates = 4096;
+constexpr int kMostCandidates = 5632;
 // Keys that a warp takes at once, and a lane in a row.
 constexpr int kLaneKeys = 4, kWarpKeys = 32 * kLaneKeys;
-// Steps of a search over rank keys or positions.
-constexpr int kMostSteps = 32;
+// Bits of a digit of the search for the cut.
+constexpr int kDigitBits = 9;
 
 struct SelectMemory {
   int32_t keys[kMostCandidates];
   int32_t positions[kMostCandidates];
   int32_t warp_sums[kWarps];
   int32_t warp_above[kWarps], warp_ties[kWarps];
-  int32_t totals[kMostSteps];
+  int32_t digits[kThreads];
   int32_t candidates;
   int32_t bin, wanted;  // of the cut: its bin, and how many are wanted of that bin
   int32_t last_tie;
@@ -97,18 +97,9 @@ class Selector {
     *own = make_int4(0, 0, 0, 0);
     const int32_t counts[4] = {four.w, four.z, four.y, four.x};
     const int32_t all = counts[0] + counts[1] + counts[2] + counts[3];
-    int32_t sum = all;
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
-      if (lane_ >= step) sum += other;
-    }
-    if (lane_ == 31) memory_.warp_sums[warp_] = sum;
-    if (thread_ < kMostSteps) memory_.totals[thread_] = 0;
     if (thread_ < kWarps) memory_.warp_above[thread_] = memory_.warp_ties[thread_] = 0;
     if (thread_ == 0) memory_.candidates = 0;
-    __syncthreads();
-    const int32_t before = __reduce_add_sync(kFullWarp, lane_ < warp_ ? memory_.warp_sums[lane_] : 0);
-    int32_t above = before + sum - all;
+    int32_t above = running_sum(all) - all;
     if (above < wanted && wanted <= above + all) {
       int bin = kWeightBins - 1 - thread_ * kShare, i = 0;
 #pragma unroll
@@ -127,77 +118,111 @@ class Selector {
     return memory_.last_tie;
   }
 
-  /// f(position of the first, rank keys) for runs of kLaneKeys keys, each warp over a stretch of its own; all
-  /// lanes stay together. Keys that are not ranked are -1.
+  /// f(position of the first, bits of the weights, mask) for runs of kLaneKeys keys, each warp over a stretch
+  /// of its own; all lanes stay together. mask: a bit for each key of the run that is ranked.
   template <class F>
   __device__ void for_each_key(F f) const {
     constexpr int kAtOnce = 4;
     const int32_t from = first_ + warp_ * warp_share_, to = min(from + warp_share_, end_);
 #pragma unroll 1
-    for (int32_t j = from + lane_ * kLaneKeys; j - lane_ * kLaneKeys < to; j += kAtOnce * kWarpKeys) {
-      float4 loaded[kAtOnce];
+    for (int32_t j0 = from; j0 < to; j0 += kAtOnce * kWarpKeys) {
+      const int32_t j = j0 + lane_ * kLaneKeys;
+      const int4* runs = reinterpret_cast<const int4*>(weights_ + j);
+      int4 loaded[kAtOnce];
+      if (j0 >= begin_ && j0 + kAtOnce * kWarpKeys <= to) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (j + i * kWarpKeys < to)
-          loaded[i] = *reinterpret_cast<const float4*>(weights_ + j + i * kWarpKeys);
+        for (int i = 0; i < kAtOnce; ++i) loaded[i] = runs[i * 32];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) f(j + i * kWarpKeys, loaded[i], 0xFu);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int32_t at = j + i * kWarpKeys;
-        if (at - lane_ * kLaneKeys >= to) break;
-        const float four[kLaneKeys] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-        int32_t keys[kLaneKeys];
+        loaded[i] = at < to ? runs[i * 32] : make_int4(0, 0, 0, 0);
+        uint32_t mask = 0;
 #pragma unroll
-        for (int e = 0; e < kLaneKeys; ++e)
-          keys[e] = at + e >= begin_ && at + e < to ? rank_key(four[e]) : -1;
-        f(at, keys);
+        for (int e = 0; e < kLaneKeys; ++e) mask |= (at + e >= begin_ && at + e < to ? 1u : 0u) << e;
+        f(at, loaded[i], mask);
       }
     }
   }
+  static_assert(kLaneKeys == 4, "a run is four keys");
 
-  /// Sum over the block of what each thread counted; step: a different one for every call.
-  __device__ int32_t block_sum(int32_t count, int step) {
-    count = __reduce_add_sync(kFullWarp, count);
-    if (lane_ == 0 && count != 0) atomicAdd(&memory_.totals[step], count);
+  /// The bits of the wanted_-th largest key of the bin, digit by digit from the top; for_each(f) calls f with
+  /// the bits of every key of the bin, and perhaps others.
+  template <class ForEach>
+  __device__ int32_t search(ForEach for_each) {
+    const uint32_t low = static_cast<uint32_t>(low_), width = static_cast<uint32_t>(high_) - low;
+    uint32_t base = 0;  // of the keys that share the digits so far, from low on
+    int32_t wanted = wanted_;
+    for (int left = 32 - __clz(static_cast<int>(width - 1)); left > 0;) {
+      const int digit = min(left, kDigitBits), shift = left - digit;
+      memory_.digits[thread_] = 0;
+      __syncthreads();
+      for_each([&](int32_t key) {
+        const uint32_t at = static_cast<uint32_t>(key) - low;
+        if (at < width && (at ^ base) >> shift >> digit == 0)
+          atomicAdd(&memory_.digits[(at ^ base) >> shift], 1);
+      });
+      __syncthreads();
+      // Thread t looks at one digit, from the top.
+      const int32_t own = memory_.digits[kThreads - 1 - thread_], sum = running_sum(own);
+      if (sum - own < wanted && wanted <= sum) {
+        memory_.bin = kThreads - 1 - thread_;
+        memory_.wanted = wanted - (sum - own);
+      }
+      __syncthreads();
+      base |= static_cast<uint32_t>(memory_.bin) << shift;
+      wanted = memory_.wanted;
+      left = shift;
+    }
+    return static_cast<int32_t>(low + base);
+  }
+  static_assert(kThreads == 1 << kDigitBits, "a thread looks at one digit");
+
+  /// Sum of x over the threads up to this one; all threads call it.
+  __device__ int32_t running_sum(int32_t x) {
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(kFullWarp, x, step);
+      if (lane_ >= step) x += other;
+    }
+    if (lane_ == 31) memory_.warp_sums[warp_] = x;
     __syncthreads();
-    return memory_.totals[step];
-  }
-
-  /// The largest key in [low_, high_) that at least wanted_ keys of the bin reach; count: how many of the bin
-  /// that this thread sees reach a key.
-  template <class Count>
-  __device__ int32_t search(Count count) {
-    int32_t low = low_, high = high_ - 1;
-    for (int step = 0; low < high; ++step) {
-      const int32_t middle = low + (high - low) / 2 + 1;
-      if (block_sum(count(middle), step) >= wanted_) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return x + __reduce_add_sync(kFullWarp, lane_ < warp_ ? memory_.warp_sums[lane_] : 0);
   }
 
   __device__ void select_from_bin() {
     int32_t above = 0;
-    for_each_key([&](int32_t j, const int32_t(&keys)[kLaneKeys]) {
+    const uint32_t width = static_cast<uint32_t>(high_) - static_cast<uint32_t>(low_);
+    for_each_key([&](int32_t j, const int4& run, uint32_t mask) {
+      const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
+      uint32_t over = 0, inside = 0;
 #pragma unroll
       for (int e = 0; e < kLaneKeys; ++e) {
-        above += keys[e] >= high_ ? 1 : 0;
-        if (keys[e] < low_ || keys[e] >= high_) continue;
-        const int32_t slot = atomicAdd(&memory_.candidates, 1);
+        over |= (keys[e] >= high_ ? 1u : 0u) << e;
+        inside |= (static_cast<uint32_t>(keys[e]) - static_cast<uint32_t>(low_) < width ? 1u : 0u) << e;
+      }
+      above += __popc(over & mask);
+      inside &= mask;
+      if (!__any_sync(kFullWarp, inside != 0)) return;
+      const int32_t count = __popc(inside), before = exclusive_sum(count);
+      int32_t slot = 0;
+      if (lane_ == 31) slot = atomicAdd(&memory_.candidates, before + count);
+      slot = __shfl_sync(kFullWarp, slot, 31) + before;
+#pragma unroll
+      for (int e = 0; e < kLaneKeys; ++e) {
+        if ((inside >> e & 1u) == 0) continue;
         memory_.keys[slot] = keys[e];
-        memory_.positions[slot] = j + e;
+        memory_.positions[slot++] = j + e;
       }
     });
     above = __reduce_add_sync(kFullWarp, above);
     if (lane_ == 0) atomicAdd(&memory_.warp_above[warp_], above);
     __syncthreads();
     const int32_t candidates = memory_.candidates;
-    cut_ = search([&](int32_t key) {
-      int32_t count = 0;
-      for (int32_t i = thread_; i < candidates; i += kThreads) count += memory_.keys[i] >= key ? 1 : 0;
-      return count;
+    cut_ = search([&](auto f) {
+      for (int32_t i = thread_; i < candidates; i += kThreads) f(memory_.keys[i]);
     });
     for (int32_t i = thread_; i < candidates; i += kThreads) {
       const int32_t key = memory_.keys[i], warp = (memory_.positions[i] - first_) / warp_share_;
@@ -208,18 +233,20 @@ class Selector {
   }
 
   __device__ void select_from_all() {
-    cut_ = search([&](int32_t least) {
-      int32_t count = 0;
-      for_each_key([&](int32_t, const int32_t(&keys)[kLaneKeys]) {
+    cut_ = search([&](auto f) {
+      for_each_key([&](int32_t, const int4& run, uint32_t mask) {
+        const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
 #pragma unroll
-        for (int e = 0; e < kLaneKeys; ++e) count += keys[e] >= least && keys[e] < high_ ? 1 : 0;
+        for (int e = 0; e < kLaneKeys; ++e)
+          if ((mask >> e & 1u) != 0) f(keys[e]);
       });
-      return count;
     });
     int32_t above = 0, ties = 0;
-    for_each_key([&](int32_t, const int32_t(&keys)[kLaneKeys]) {
+    for_each_key([&](int32_t, const int4& run, uint32_t mask) {
+      const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
 #pragma unroll
       for (int e = 0; e < kLaneKeys; ++e) {
+        if ((mask >> e & 1u) == 0) continue;
         above += keys[e] > cut_ ? 1 : 0;
         ties += keys[e] == cut_ ? 1 : 0;
       }
@@ -242,20 +269,24 @@ class Selector {
     const int32_t above_before = __reduce_add_sync(kFullWarp, lane_ < warp_ ? above : 0);
     // Ties of the warps before that were taken are those wanted less those left, if any are left.
     int32_t next = above_before + (members - above_all - max(ties_left, 0));
-    for_each_key([&](int32_t j, const int32_t(&keys)[kLaneKeys]) {
+    const bool all_ties = ties_left >= memory_.warp_ties[warp_];
+    for_each_key([&](int32_t j, const int4& run, uint32_t mask) {
+      const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
       uint32_t takes = 0;
 #pragma unroll
-      for (int e = 0; e < kLaneKeys; ++e) takes |= (keys[e] > cut_ ? 1u : 0u) << e;
-      uint32_t tied = 0;
+      for (int e = 0; e < kLaneKeys; ++e) takes |= (keys[e] >= cut_ ? 1u : 0u) << e;
+      takes &= mask;
+      if (!all_ties) {
+        uint32_t tied = 0;
 #pragma unroll
-      for (int e = 0; e < kLaneKeys; ++e) tied |= (keys[e] == cut_ ? 1u : 0u) << e;
-      if (__any_sync(kFullWarp, tied != 0)) {
+        for (int e = 0; e < kLaneKeys; ++e) tied |= (keys[e] == cut_ ? 1u : 0u) << e;
+        tied &= mask;
         int32_t before = exclusive_sum(__popc(tied));
         const int32_t all = __shfl_sync(kFullWarp, before + __popc(tied), 31);
 #pragma unroll
         for (int e = 0; e < kLaneKeys; ++e) {
           if ((tied >> e & 1u) == 0) continue;
-          if (before < ties_left) takes |= 1u << e;
+          if (before >= ties_left) takes &= ~(1u << e);
           ++before;
         }
         ties_left -= all;
@@ -287,11 +318,11 @@ class Selector {
   int32_t begin_ = 0, end_ = 0;   // ranked keys
   int32_t first_ = 0;             // where the first warp's stretch begins, a multiple of kLaneKeys
   int32_t warp_share_ = 0;
-  int32_t low_ = 0, high_ = 0, wanted_ = 0;  // rank keys of the cut's bin, and how many are wanted of them
+  int32_t low_ = 0, high_ = 0, wanted_ = 0;  // bits of the cut's bin, and how many are wanted of them
   int32_t cut_ = 0;
 };
 
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 2)
     prefill_select_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
   __shared__ SelectMemory memory;
   wait_for_previous_kernel();
