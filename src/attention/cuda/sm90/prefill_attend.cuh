@@ -15,8 +15,11 @@
 namespace kascade::cuda {
 
 constexpr float kLn2 = 0.693147180559945f;
-// A thread's exponentials of a row and block may sum up to this before the row's reference moves: no maximum
-// is taken until then. Sums stay far below overflow, and weights exact in 16 bits, at any reference.
+// A row's reference for 2^x moves only when its largest score has outgrown it by this (log2); sums stay far
+// below overflow, and products stay exact enough in 16 bits at any reference.
+constexpr float kReferenceSlack = 8.0f;
+// Where exponentials are only added up, no maximum is taken: a thread's 32 of a row and block may sum up to
+// this before the reference moves.
 constexpr float kMostSum = 256.0f;
 
 template <int D>
@@ -24,7 +27,7 @@ struct AttendShape {
   static constexpr int kKeys = D == 256 ? 64 : 128;
   static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
   // Of a loading and a computing thread: together no more than the multiprocessor has.
-  static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
+  static constexpr int kLoadRegisters = D == 256 ? 56 : 72, kComputeRegisters = D == 256 ? 224 : 216;
 };
 
 struct AttendUnit {
@@ -214,18 +217,8 @@ class AttendComputer {
         q_parity ^= 1;
         fence_async_proxy();
         first_block(blocks - 1, blocks == 1);
-        int32_t block = blocks - 2;
-#pragma unroll 1
-        for (; block >= 1; block -= 2) {
-          next_block(block, false, weights_, other_weights_);
-          next_block(block - 1, block == 1, other_weights_, weights_);
-        }
-        if (block == 0) {
-          next_block(0, true, weights_, other_weights_);
-          last_values(other_weights_);
-        } else {
-          last_values(weights_);
-        }
+        for (int32_t block = blocks - 2; block >= 0; --block) next_block(block, block == 0);
+        last_values();
       }
       store(unit);
     }
@@ -242,7 +235,7 @@ class AttendComputer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
-      reference_[half] = -FLT_MAX;
+      reference_[half] = -INFINITY;
       sum_[half] = 0;
     }
     unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads_), 0) / kKeys;
@@ -276,14 +269,12 @@ class AttendComputer {
                                 advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
     commit_products();
   }
-  using Weights = uint32_t[kKeys / 16][4];
-
-  __device__ void issue_values(const Weights& weights) {
+  __device__ void issue_values() {
     const uint64_t v = matrix_descriptor(uniform(shared_address(memory_.v[v_ring_.stage])), kKeys * 128);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      Product<T, D>::template registers<1>(out_, weights[step], advance(v, step * 16 * 128),
+      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * 128),
                                            step > 0 ? 1 : started_);
     commit_products();
     started_ = 1;
@@ -295,22 +286,22 @@ class AttendComputer {
     wait_products<0>();
     pin(scores_);
     finish_keys(block, last);
-    soften<true>(weights_);
+    soften();
+    pack();
     values_block_ = block;
   }
 
-  /// Adds the values of the block before by its weights, and makes this block's in `next`.
-  __device__ void next_block(int32_t block, bool last, const Weights& weights, Weights& next) {
+  __device__ void next_block(int32_t block, bool last) {
     wait_keys(block);
     named_sync(kTurn + group_, 256);
     issue_scores();
     wait_values(values_block_);
-    issue_values(weights);
+    issue_values();
     named_arrive(kTurn + 1 - group_, 256);
     wait_products<1>();
     pin(scores_);
     finish_keys(block, last);
-    const bool moved = soften<false>(next);
+    const bool moved = soften();
     // Exponentials belong before the wait: they are what the product of values overlaps with.
     finish_before_wait(fminf(sum_[0], sum_[1]));
     wait_products<0>();
@@ -321,12 +312,13 @@ class AttendComputer {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) out_[i] *= factor_[i / 2 % 2];
     }
+    pack();
     values_block_ = block;
   }
 
-  __device__ void last_values(const Weights& weights) {
+  __device__ void last_values() {
     wait_values(values_block_);
-    issue_values(weights);
+    issue_values();
     wait_products<0>();
     pin(out_);
     release(memory_.v_empty[v_ring_.stage]);
@@ -360,62 +352,48 @@ class AttendComputer {
     }
   }
 
-  /// 2^(score - reference) of the scores: packed in next, and sums over the thread's keys of both rows.
-  __device__ void exponentiate(float (&sums)[2], Weights& next) {
+  /// Scores become 2^(score - reference); whether a reference moved, by factor_.
+  __device__ bool soften() {
     const float scale = call_.scale_log2;
-    const float offset[2] = {-reference_[0], -reference_[1]};
-    float partial[2][2] = {};
+    float offset[2], tops[2][2];
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-      float powers[8];
+    for (int i = 0; i < 4; ++i) tops[i >> 1][i & 1] = scores_[i];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        powers[i] = exp2_fast(fmaf(scores_[8 * step + i], scale, offset[i >> 1 & 1]));
-        partial[i >> 1 & 1][i & 1] += powers[i];
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) next[step][i] = pack_pair<T>(powers[2 * i], powers[2 * i + 1]);
-    }
-    sums[0] = partial[0][0] + partial[0][1];
-    sums[1] = partial[1][0] + partial[1][1];
-  }
-
-  /// Moves the references of rows whose sums are too high to their largest scores, and exponentiates anew.
-  __device__ void move_references(float (&sums)[2], Weights& next) {
+    for (int i = 4; i < kKeys / 2; ++i) tops[i >> 1 & 1][i & 1] = fmaxf(tops[i >> 1 & 1][i & 1], scores_[i]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = scores_[2 * half];
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-        top = fmaxf(top, fmaxf(scores_[4 * j + 2 * half], scores_[4 * j + 2 * half + 1]));
+      float top = fmaxf(tops[half][0], tops[half][1]);
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * call_.scale_log2;
-      int high = !(sums[half] <= kMostSum) ? 1 : 0;
-      high |= __shfl_xor_sync(kFullWarp, high, 1);
-      high |= __shfl_xor_sync(kFullWarp, high, 2);
-      // Without a key that it sees, a row waits for its first reference.
-      if (high == 0 || top == -INFINITY) continue;
-      factor_[half] = exp2_fast(reference_[half] - top);
-      reference_[half] = top;
-      sum_[half] *= factor_[half];
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2)) * scale;
+      factor_[half] = 1;
+      if (top > reference_[half] + kReferenceSlack) {
+        factor_[half] = exp2_fast(reference_[half] - top);
+        reference_[half] = top;
+      }
+      offset[half] = reference_[half] == -INFINITY ? 0 : -reference_[half];
     }
-    exponentiate(sums, next);
+    const bool moved = __any_sync(kFullWarp, factor_[0] != 1 || factor_[1] != 1);
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) scores_[i] = fmaf(scores_[i], scale, offset[i >> 1 & 1]);
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) scores_[i] = exp2_fast(scores_[i]);
+    float sums[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i >> 1][i & 1] = scores_[i];
+#pragma unroll
+    for (int i = 4; i < kKeys / 2; ++i) sums[i >> 1 & 1][i & 1] += scores_[i];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      sum_[half] = fmaf(sum_[half], factor_[half], sums[half][0] + sums[half][1]);
+    return moved;
   }
 
-  /// Scores become weights in next; whether a reference moved, by factor_.
-  template <bool first>
-  __device__ bool soften(Weights& next) {
-    float sums[2] = {INFINITY, INFINITY};
-    factor_[0] = factor_[1] = 1;
-    bool moved = first;
-    if constexpr (!first) {
-      exponentiate(sums, next);
-      moved = __any_sync(kFullWarp, !(sums[0] <= kMostSum) || !(sums[1] <= kMostSum));
-    }
-    if (moved) move_references(sums, next);
-    sum_[0] += sums[0];
-    sum_[1] += sums[1];
-    return moved;
+  __device__ void pack() {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights_[step][i] = pack_pair<T>(scores_[8 * step + 2 * i], scores_[8 * step + 2 * i + 1]);
   }
 
   __device__ void store(const AttendUnit& unit) {
@@ -483,7 +461,7 @@ class AttendComputer {
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {}, factor_[2] = {};
   float scores_[kKeys / 2];
-  Weights weights_, other_weights_;
+  uint32_t weights_[kKeys / 16][4];
   float out_[D / 2];
 };
 
