@@ -178,7 +178,8 @@ void attend(const DecodeCall& call, Pass pass, cudaStream_t stream) {
 
 void launch_call(const AttentionParams& params, void* workspace, const AttentionContext& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  if (params.tile_rule == TileRule::kAligned) return launch_prefill(params, workspace, stream);
+  if (params.tile_rule == TileRule::kAligned)
+    return launch_prefill(params, workspace, stream, context.spare_multiprocessors);
   DecodeCall call = make_call(params);
   lay_out(call, static_cast<std::byte*>(workspace));
   call.multiprocessors = std::max(1, multiprocessors("decode") - context.spare_multiprocessors);

@@ -8,7 +8,8 @@
 
 namespace kascade {
 
-/// Decode calls (TileRule::kStep, 1 to 8 rows a sequence) on NVIDIA GPUs of compute capability 9.0. All
+/// Decode calls (TileRule::kStep, 1 to 8 rows a sequence) and prefill calls (TileRule::kAligned) on NVIDIA
+/// GPUs of compute capability 9.0. All
 /// pointers of AttentionParams are device pointers, so the four maxima must be stated.
 extern const AttentionKernel cuda_sm90_kernel;
 

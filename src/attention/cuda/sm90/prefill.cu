@@ -187,8 +187,10 @@ size_t prefill_workspace_bytes(const AttentionParams& params) {
   return lay_out(call, nullptr);
 }
 
-void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream) {
+void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream,
+                    int spare_multiprocessors) {
   PrefillCall call = make_call(params);
+  call.multiprocessors = std::max(1, multiprocessors("prefill") - spare_multiprocessors);
   lay_out(call, static_cast<std::byte*>(workspace));
   encode_maps(call);
   launch_prefill_schedule(call, stream);

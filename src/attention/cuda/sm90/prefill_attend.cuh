@@ -498,7 +498,7 @@ template <class T, int D>
 void launch_prefill_attend(const PrefillCall& call, bool sparse, cudaStream_t stream) {
   const char* name = sparse ? "prefill_sparse" : "prefill_dense";
   LaunchShape shape;
-  shape.blocks = multiprocessors(name);
+  shape.blocks = call.multiprocessors;
   shape.threads = kPrefillThreads;
   shape.shared_bytes = sizeof(AttendMemory<D>);
   launch(name, prefill_attend_kernel<T, D>, shape, stream, call, sparse);

@@ -91,13 +91,15 @@ struct PrefillCall {
 
   // Tensor maps of K and V, boxes of map_rows keys and 64 elements; map_rows is 0 where boxes cannot be used.
   int32_t map_rows = 0;
+  int32_t multiprocessors = 0;  // that the passes over keys may fill
   CUtensorMap k_map = {}, v_map = {};
 };
 
 /// Empty, or the parameter that prefill on the device does not support and what is supported.
 std::string prefill_unsupported(const AttentionParams& params);
 size_t prefill_workspace_bytes(const AttentionParams& params);
-void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream);
+void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream,
+                    int spare_multiprocessors);
 
 // The kernels of a call, in the order in which they are launched; each throws DeviceError naming the kernel.
 void launch_prefill_schedule(const PrefillCall& call, cudaStream_t stream);

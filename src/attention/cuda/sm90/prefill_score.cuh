@@ -564,7 +564,7 @@ __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
 template <class T, int D>
 void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream) {
   LaunchShape shape;
-  shape.blocks = multiprocessors("prefill_lse");
+  shape.blocks = call.multiprocessors;
   shape.threads = ScoreShape<D>::kThreads;
   shape.shared_bytes = sizeof(ScoreMemory<D, AttendUnit>);
   launch("prefill_lse", prefill_lse_kernel<T, D>, shape, stream, call);
@@ -573,7 +573,7 @@ void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream) {
 template <class T, int D>
 void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t stream) {
   LaunchShape shape;
-  shape.blocks = multiprocessors("prefill_pool");
+  shape.blocks = call.multiprocessors;
   shape.threads = ScoreShape<D>::kThreads;
   shape.shared_bytes = sizeof(PoolMemory<D>);
   launch("prefill_pool", prefill_pool_kernel<T, D>, shape, stream, call, chunk);
