@@ -188,16 +188,14 @@ class Split {
     const char* last = end[-1];
     next_rows_ = 0;
     if (d_.next != nullptr) {
-      cpu::KeySource next = d_.next->keys;
+      const cpu::KeySource& next = d_.next->keys;
       const int64_t begin = d_.next->begin;
       bool good = true;
       if (next.list != nullptr && with_keys) {
-        if (next.list == d_.keys.list) {
-          good = keys.list == d_.keys.list;
-          next = keys;
-        } else {
-          good = is_ascending(next.list, next.list_count, next.own_begin);
-        }
+        // Empty sets of any sequences share one list, so the list alone does not say which keys follow.
+        const bool same = next.list == d_.keys.list && next.list_count == d_.keys.list_count &&
+                          next.own_begin == d_.keys.own_begin;
+        good = same ? keys.list == d_.keys.list : is_ascending(next.list, next.list_count, next.own_begin);
       }
       d_.next->list_is_good = good;
       const int64_t left = next.size() - begin;
