@@ -204,6 +204,7 @@ class Search {
   // Candidates in the order in which they are given up when the cost runs short: best by similarity first.
   void sort_by_similarity(std::vector<AnchorSet>& sets) const {
     std::vector<std::pair<double, AnchorSet>> keyed;
+    keyed.reserve(sets.size());
     for (AnchorSet& set : sets) keyed.emplace_back(-anchor_objective(similarity_, {}, set), std::move(set));
     std::sort(keyed.begin(), keyed.end());
     for (size_t i = 0; i < sets.size(); ++i) sets[i] = std::move(keyed[i].second);

@@ -377,7 +377,8 @@ class Bench {
       const double rows = static_cast<double>(std::min<int64_t>(o_.tile, o_.context - tile * o_.tile));
       attended += rows * counts[set] + rows * (rows + 1) / 2;
     }
-    const double chosen = attended * (o_.query_heads / o_.kv_heads) * product;
+    const int64_t group_heads = o_.query_heads / o_.kv_heads;
+    const double chosen = attended * static_cast<double>(group_heads) * product;
     if (role <= kLayer0) return 2 * all;
     if (role == kAnchor) return all + chosen;
     return 2 * chosen;

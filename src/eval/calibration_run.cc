@@ -63,6 +63,7 @@ std::vector<std::unique_ptr<Engine>> make_engines(const std::shared_ptr<const Pr
     longest = std::max(longest, static_cast<int64_t>(passkey.prompt.size() + passkey.target.size()));
   add(longest);
   std::vector<std::unique_ptr<Engine>> engines;
+  engines.reserve(workers);
   for (int worker = 0; worker < workers; ++worker) engines.push_back(Engine::create(model, options));
   return engines;
 }
