@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -70,7 +71,7 @@ std::string human_bytes(uint64_t bytes) {
 }
 
 std::string human_seconds(double seconds) {
-  const auto whole = static_cast<int64_t>(std::max(seconds, 0.0) + 0.5);
+  const int64_t whole = std::llround(std::max(seconds, 0.0));
   if (whole < 60) return fmt::format("{} s", whole);
   if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
   return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
@@ -123,7 +124,7 @@ void Progress::update(std::string_view stage, double fraction, double seconds_le
     seconds_left = std::chrono::duration<double>(now - stage_start_).count() * (1 - fraction) / fraction;
   }
   constexpr int kWidth = 28;
-  const int filled = static_cast<int>(fraction * kWidth + 0.5);
+  const int filled = static_cast<int>(std::lround(fraction * kWidth));
   std::string line = fmt::format("\r\033[K{} [{}{}] {:3.0f} %", one_line(stage), std::string(filled, '#'),
                                  std::string(kWidth - filled, '.'), fraction * 100);
   if (seconds_left >= 0) line += fmt::format(", {} left", human_seconds(seconds_left));
