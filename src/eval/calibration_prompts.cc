@@ -21,7 +21,7 @@ const PasskeyGrid kQuickValidationPasskeys = {{1024, 2048, 4096}, {0.25, 0.65}};
 // Choice and validation draw their passcodes from seeds this far apart.
 constexpr uint64_t kValidationSeedOffset = 1'000'000;
 
-// Four prompts give head maps that lose a point of top-1 against six's (SmolLM2, the same anchors).
+// docs/decisions/0003-what-validation-scores.md: with maps from four, the plan was at the edge of the limits.
 constexpr size_t kQuickPrompts = 6;
 constexpr size_t kQuickValidationPrompts = 6;
 // Every fourth record of the caller's is kept out of the choice.

@@ -112,7 +112,6 @@ std::string unsupported(const AttentionParams& p) {
   const auto reason = [](const char* name, int64_t value, const char* supported) {
     return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
   };
-  if (p.tile_rule == TileRule::kAligned) return prefill_unsupported(p);
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return reason("head_dim", p.head_dim, "64, 128, 256");
   if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
@@ -121,6 +120,7 @@ std::string unsupported(const AttentionParams& p) {
     return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
            dtype_name(p.kv_dtype);
   if (p.selection_k != nullptr) return "selection_k is given; supported: null";
+  if (p.tile_rule == TileRule::kAligned) return prefill_unsupported(p);
   for (const auto& [name, stride] : {std::pair{"k_token_stride", p.k_token_stride},
                                      {"k_page_stride", p.k_page_stride},
                                      {"v_token_stride", p.v_token_stride},

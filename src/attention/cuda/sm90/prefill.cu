@@ -158,14 +158,6 @@ std::string prefill_unsupported(const AttentionParams& p) {
   const auto reason = [](const char* name, int64_t value, const char* supported) {
     return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
   };
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return reason("head_dim", p.head_dim, "64, 128, 256");
-  if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
-    return std::string("kv_dtype is ") + dtype_name(p.kv_dtype) + "; supported: f16, bf16";
-  if (p.q_dtype != p.kv_dtype)
-    return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
-           dtype_name(p.kv_dtype);
-  if (p.selection_k != nullptr) return "selection_k is given; supported: null";
   if (p.own_tile_mass != nullptr) return "own_tile_mass is given; supported: null";
   if (p.batch == 0) return "";
   const char* stated = "a stated maximum of 1 or more (lengths are on the device)";

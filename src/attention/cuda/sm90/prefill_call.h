@@ -95,7 +95,8 @@ struct PrefillCall {
   CUtensorMap k_map = {}, v_map = {};
 };
 
-/// Empty, or the parameter that prefill on the device does not support and what is supported.
+/// Empty, or the parameter that prefill on the device does not support and what is supported. Types, head
+/// dims and selection_k, which decode refuses as well, are checked by the caller.
 std::string prefill_unsupported(const AttentionParams& params);
 size_t prefill_workspace_bytes(const AttentionParams& params);
 void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream,

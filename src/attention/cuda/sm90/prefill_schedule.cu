@@ -2,6 +2,7 @@
 // The first kernels of a prefill call: entries of the tables of work by sequence, then the tables. The same
 // rules as attention/params.cc.
 #include "attention/cuda/common/launch.h"
+#include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/prefill_call.h"
 
 namespace kascade::cuda {
@@ -136,20 +137,6 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
     *call.totals = totals;
   }
   if (p.status != nullptr && status != 0) atomicOr(p.status, status);
-}
-
-/// The sequence b in [0, batch) with begin[b] <= x < begin[b + 1].
-__device__ int32_t find_sequence(const int32_t* begin, int32_t batch, int32_t x) {
-  int32_t low = 0, high = batch - 1;
-  while (low < high) {
-    const int32_t middle = (low + high + 1) / 2;
-    if (begin[middle] <= x) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
 }
 
 /// Entry x of the table of units that attend to all keys: a sequence's last rows, the longest, come first.
