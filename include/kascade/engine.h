@@ -19,19 +19,31 @@ namespace kascade {
 
 enum class Compute : uint8_t;  // src/ops/ops.h: kF32, kFast
 
-/// A model ready to run in one numeric mode. Immutable, shared between engines.
+class Engine;
+struct EngineOptions;
+
+/// A model ready to run on one device in one numeric mode. Immutable, shared between engines.
 class PreparedModel {
  public:
-  /// "f32": weights dequantised to fp32, fp32 activations and KV. "auto": weights as stored, KV in bf16.
+  /// compute "f32": weights dequantised to fp32, fp32 activations and KV (CPU only). "auto": on the CPU
+  /// weights as stored and KV in bf16, on a GPU weights, activations and KV in bf16. device "cpu" or "cuda"
+  /// (the current CUDA device; weights are copied to it). Throws BadArgument for other names, Unsupported
+  /// where the build, the device, its driver or the mode cannot do it (each named, with what is supported),
+  /// OutOfMemory where the weights do not fit.
   static std::shared_ptr<const PreparedModel> create(std::shared_ptr<const Model> model,
-                                                     const std::string& compute);
+                                                     const std::string& compute,
+                                                     const std::string& device = "cpu");
   virtual ~PreparedModel();
+  virtual const char* device() const = 0;  // "cpu", "cuda"
   const Model& model() const { return *model_; }
   const ModelConfig& config() const { return model_->config(); }
   Compute compute() const { return compute_; }
 
  protected:
+  friend class Engine;
   PreparedModel() = default;
+  virtual std::unique_ptr<Engine> make_engine(std::shared_ptr<const PreparedModel> self,
+                                              const EngineOptions& options) const = 0;
   std::shared_ptr<const Model> model_;
   Compute compute_{};
 };
@@ -39,9 +51,13 @@ class PreparedModel {
 struct EngineOptions {
   int threads = 0;                 // 0 = all processors this process may use
   std::string attention_kernel{};  // "" = the best available
-  int64_t cache_tokens = 0;        // KV capacity over all sequences, reserved lazily; 0 = the model's context
-  int32_t page_size = 64;          // tokens
-  int32_t prefill_chunk = 512;     // rows per forward of a long prompt; a multiple of 128
+  int64_t cache_tokens = 0;  // KV capacity over all sequences; 0 = the model's context. The CPU's is reserved
+                             // lazily, a GPU's at once
+  int32_t page_size = 64;    // tokens
+  int32_t prefill_chunk = 0;  // rows per forward; a multiple of 128, 0 = 512 on the CPU and 8192 on a GPU
+  // GPU: products with fixed tile shapes, so that a sequence's bits do not depend on its batch mates or on
+  // chunks. The CPU always works so.
+  bool invariant = false;
 };
 
 /// One sequence in the cache: its pages, length and the policy's state. It outlives neither its engine's
@@ -111,16 +127,28 @@ class Engine {
 
   virtual const PreparedModel& model() const = 0;
   virtual int threads() const = 0;
+  /// Rows that one forward call takes (EngineOptions::prefill_chunk).
+  virtual int64_t max_rows() const = 0;
   virtual std::unique_ptr<Sequence> make_sequence() = 0;
+  /// A sequence that starts with the first `length` keys of prefix (0 <= length <= prefix.length()) and
+  /// shares their pages; either may go on alone, a page is copied when one of the two writes into it. Throws
+  /// BadArgument for a sequence of another engine.
+  virtual std::unique_ptr<Sequence> make_sequence(const Sequence& prefix, int64_t length) = 0;
 
-  /// One pass of new rows through the layers, at most prefill_chunk rows in all. Appends their keys, and
+  /// One pass of new rows through the layers, at most max_rows() rows in all. Appends their keys, and
   /// returns the residual stream after the last layer, [rows, hidden], valid until the next call. Throws
   /// BadArgument for a token outside the vocabulary, Unsupported past the model's context (both numbers
   /// named), OutOfMemory when pages run out; the sequences are then unchanged in length.
   virtual std::span<const float> forward(std::span<const ForwardItem> items,
                                          const ForwardOptions& options) = 0;
 
-  /// Prefills tokens in chunks (cut at multiples of prefill_chunk of the absolute position), budget_length =
+  /// forward() of a decode step, then the most likely next token of each item's last row (the smaller on
+  /// ties; -1 where its logits hold a NaN): tokens [items]. Items without new rows get -1. On a GPU nothing
+  /// but the tokens and the last rows' residuals comes back.
+  virtual void forward_greedy(std::span<const ForwardItem> items, const Policy* policy,
+                              std::span<int32_t> tokens) = 0;
+
+  /// Prefills tokens in chunks (cut at multiples of max_rows() of the absolute position), budget_length =
   /// the final length. visit(first_row, hidden [rows, hidden]) sees each chunk's residual stream; may be
   /// empty. Returns the last row's residual, [hidden]; an empty prompt returns an empty span. cancel is
   /// checked between chunks (throws Cancelled).
@@ -134,7 +162,7 @@ class Engine {
   /// their last digits differ.
   virtual std::span<const float> logits(std::span<const float> hidden) = 0;
 
-  /// Bytes now held: caches as reserved by live pages, scratch, owned weights.
+  /// Bytes now held on the device: caches as reserved by live pages, scratch, owned weights.
   virtual uint64_t memory_bytes() const = 0;
 };
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/kv_cache.h"
+#include "engine/page_pool.h"
 #include "kascade/attention.h"
 #include "kascade/engine.h"
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/kv_cache.h"
 #include "engine/layer_attention.h"
 
 namespace kascade {

@@ -515,9 +515,69 @@ TEST(EngineFirstLayer, RefusesWhatItCannotKnow) {
 
 // --- errors, and that the engine goes on after them ---
 
+TEST(EnginePrefix, SharedPagesServeEverySequenceAndAreCopiedWhenWritten) {
+  const auto model = tiny();
+  const Plan plan = test::tiny_plan(*model, {0, 2, 4});
+  const auto policy = make_policy("kascade", {.floor = 9, .recent = 5}, model->identity(), &plan);
+  const auto tokens = test::random_tokens(150, 61, 21);
+  const std::span<const int32_t> all(tokens), start = all.first(100), rest = all.subspan(100);
+  const auto alone = test::make_engine(model, {.page_size = 16});
+  const auto whole = alone->make_sequence();
+  test::prefill_logits(*alone, *whole, all.first(96), policy.get());
+  const std::vector<float> expected = test::prefill_logits(*alone, *whole, all.subspan(96), policy.get());
+
+  const auto engine = test::make_engine(model, {.page_size = 16});
+  const auto first = engine->make_sequence();
+  test::prefill_logits(*engine, *first, start, policy.get());
+  const uint64_t bytes = engine->memory_bytes();
+  auto second = engine->make_sequence(*first, 96);
+  EXPECT_EQ(second->length(), 96);
+  EXPECT_EQ(engine->memory_bytes(), bytes);  // no page of its own yet
+  // Both write behind position 96, one of them into the page that holds 96..111 of the other.
+  EXPECT_EQ(test::prefill_logits(*engine, *second, all.subspan(96), policy.get()), expected);
+  first->truncate(96);
+  EXPECT_EQ(test::prefill_logits(*engine, *first, all.subspan(96), policy.get()), expected);
+  // In the middle of a page.
+  auto third = engine->make_sequence(*second, 100);
+  const auto other = test::random_tokens(50, 61, 22);
+  test::prefill_logits(*engine, *third, other, policy.get());
+  second->truncate(96);
+  EXPECT_EQ(test::prefill_logits(*engine, *second, all.subspan(96), policy.get()), expected);
+  third.reset();
+  second.reset();
+  first->truncate(96);
+  EXPECT_EQ(test::prefill_logits(*engine, *first, all.subspan(96), policy.get()), expected);
+  EXPECT_THAT(thrown<BadArgument>([&] { engine->make_sequence(*first, 151); }), HasSubstr("0..150"));
+  EXPECT_THAT(thrown<BadArgument>([&] { engine->make_sequence(*whole, 1); }), HasSubstr("prefix"));
+}
+
+TEST(EngineGreedy, EqualsTheLargestLogitOfEachSequence) {
+  const auto model = tiny();
+  const auto engine = test::make_engine(model);
+  const auto a = engine->make_sequence(), b = engine->make_sequence(), idle = engine->make_sequence();
+  engine->prefill(*a, test::random_tokens(40, 61, 23), nullptr, nullptr, {}, nullptr);
+  engine->prefill(*b, test::random_tokens(70, 61, 24), nullptr, nullptr, {}, nullptr);
+  const std::vector<int32_t> one = {5}, two = {7, 9};
+  const std::vector<ForwardItem> items = {{a.get(), one}, {idle.get(), {}}, {b.get(), two}};
+  std::vector<int32_t> next(3);
+  engine->forward_greedy(items, nullptr, next);
+  EXPECT_EQ(next[1], -1);
+  EXPECT_EQ(a->length(), 41);
+  EXPECT_EQ(b->length(), 72);
+  const auto best = [&](const Sequence& sequence) {
+    const std::span<const float> logits = engine->logits(sequence.last_hidden());
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  };
+  EXPECT_EQ(next[0], best(*a));
+  EXPECT_EQ(next[2], best(*b));
+  next.pop_back();
+  EXPECT_THAT(thrown<BadArgument>([&] { engine->forward_greedy(items, nullptr, next); }),
+              HasSubstr("3 items"));
+}
+
 TEST(EngineErrors, OptionsOutOfRangeAreRefusedByName) {
   const auto model = tiny();
-  for (const int32_t chunk : {0, -128, 100, 129})
+  for (const int32_t chunk : {-128, 100, 129})
     EXPECT_THAT(thrown<BadArgument>([&] { test::make_engine(model, {.prefill_chunk = chunk}); }),
                 HasSubstr("prefill_chunk"));
   for (const int32_t page : {0, -1, 1 << 20})

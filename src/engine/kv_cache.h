@@ -1,125 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The paged KV cache: one pool of pages a layer for K and one for V, addressed by the same physical page
-// number in every layer, and the sequences that own pages.
+// The paged KV cache in host memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <vector>
 
-#include "kascade/attention.h"
-#include "kascade/dtype.h"
-#include "kascade/engine.h"
-#include "kascade/policy.h"
+#include "engine/page_pool.h"
 #include "kascade/thread_pool.h"
 
 namespace kascade {
 
-struct KvCacheShape {
-  int layers = 0;
-  int kv_heads = 0;
-  int head_dim = 0;
-  int64_t pages = 0;
-  int32_t page_size = 0;  // tokens
-  DType dtype = DType::kBF16;
-
-  /// Elements of one page of K (or of V) of one layer, laid out [G, page_size, D].
-  int64_t page_elements() const { return int64_t{kv_heads} * page_size * head_dim; }
-  uint64_t page_bytes() const { return static_cast<uint64_t>(page_elements()) * dtype_bytes(dtype); }
-};
-
-class CachedSequence;
-
 /// Address space for every page is reserved at once; the system commits memory when a page is first written.
-class KvCache {
+class KvCache final : public PagePool {
  public:
   /// Throws OutOfMemory when the address space cannot be had.
   explicit KvCache(const KvCacheShape& shape);
-  ~KvCache();
-  KvCache(const KvCache&) = delete;
-  KvCache& operator=(const KvCache&) = delete;
+  ~KvCache() override;
 
-  const KvCacheShape& shape() const { return shape_; }
-  int64_t live_pages() const { return fresh_ - static_cast<int64_t>(free_.size()); }
-  uint64_t live_bytes() const;
-
-  /// Sets the K and V pointers, strides and type of a call for one layer; the page table is the caller's.
-  void describe(int layer, AttentionParams& params) const;
-
-  /// Writes rows of K and V, fp32 [rows, G, D], converted to the cache's type. Row r goes to slots[r], a
-  /// token's place in the pool: physical page * page_size + slot.
+  /// Writes rows of K and V, fp32 [rows, G, D], converted to the cache's type. Row r goes to slots[r]
+  /// (CachedSequence::slot).
   void append(int layer, const float* k, const float* v, std::span<const int64_t> slots, ThreadPool& pool);
 
  private:
-  friend class CachedSequence;
-  std::byte* plane(int layer, bool values) const;
-  /// A page nobody uses, or -1.
-  int32_t take_page();
-  void release_pages(std::span<const int32_t> pages);
-  /// Pages [begin, end), never used so far, are about to be filled.
-  void ask_for_large_pages(int64_t begin, int64_t end);
+  void copy_page(int32_t from, int32_t to) override;
+  void pages_begin(int64_t begin, int64_t end) override;    // asks for large pages
+  void pages_end(std::span<const int32_t> pages) override;  // hands the memory back
 
-  KvCacheShape shape_;
-  uint64_t plane_bytes_ = 0;  // of K, or of V, of one layer
   uint64_t mapped_bytes_ = 0;
-  std::byte* memory_ = nullptr;  // [layers, 2, pages, G, page_size, D]
-  int64_t fresh_ = 0;            // pages [fresh, pages) were never used
-  std::vector<int32_t> free_;    // used before, the last given back first
-  std::vector<CachedSequence*> sequences_;
-};
-
-/// The engine's sequence. Pages past its end stay with it, so that rows that were cut off can be run again
-/// from the middle of the layers, until another sequence needs them.
-class CachedSequence final : public Sequence {
- public:
-  explicit CachedSequence(std::shared_ptr<KvCache> cache);
-  ~CachedSequence() override;
-  CachedSequence(const CachedSequence&) = delete;
-  CachedSequence& operator=(const CachedSequence&) = delete;
-
-  int64_t length() const override { return length_; }
-  void truncate(int64_t length) override;
-  std::span<const float> last_hidden() const override { return last_hidden_; }
-
-  const KvCache* cache() const { return cache_.get(); }
-  const std::vector<int32_t>& page_table() const { return pages_; }
-
-  /// Pages for `tokens` keys, safe from other sequences until commit or roll_back. Throws OutOfMemory.
-  void reserve(int64_t tokens);
-  /// The slot (KvCache::append) of position.
-  int64_t slot(int64_t position) const;
-  /// A forward call ended: keys [0, length) are written in every layer, last_hidden is the last row's
-  /// residual.
-  void commit(int64_t length, std::span<const float> last_hidden);
-  /// A forward call failed: what lies past the end is unknown, and spare.
-  void roll_back();
-
-  /// Keys below this position were written in every layer by calls that ended well, those cut off since
-  /// included.
-  int64_t written() const { return written_; }
-
-  /// The state of policy for this sequence, made anew when another policy ran last; null when it keeps none.
-  PolicyState* state_for(const Policy* policy);
-  /// Keys of a layer that the state has heard of.
-  int64_t& heard(int layer) { return heard_[layer]; }
-
- private:
-  friend class KvCache;
-  int64_t pages_for(int64_t tokens) const;
-  /// Gives one page past the end back, for another sequence; -1 when there is none.
-  int32_t yield_spare_page();
-
-  std::shared_ptr<KvCache> cache_;
-  std::vector<int32_t> pages_;  // physical page of each logical one; those past the length are spare
-  int64_t length_ = 0;
-  int64_t reserved_ = 0;  // tokens whose pages a forward call is filling
-  int64_t written_ = 0;
-  std::vector<float> last_hidden_;
-  const Policy* state_policy_ = nullptr;
-  std::unique_ptr<PolicyState> state_;
-  std::vector<int64_t> heard_;  // [layers]
 };
 
 }  // namespace kascade

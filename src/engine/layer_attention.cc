@@ -44,7 +44,7 @@ AttentionParams shape_of_sets(AttentionParams params) {
 
 }  // namespace
 
-LayerAttention::LayerAttention(const ModelConfig& config, std::shared_ptr<KvCache> cache,
+LayerAttention::LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache,
                                const std::string& kernel_name, ThreadPool& pool)
     : config_(config), cache_(std::move(cache)), best_(select_attention_kernel(kernel_name)), pool_(pool) {
   forced_ = !kernel_name.empty();

@@ -22,7 +22,7 @@ namespace kascade {
 class LayerAttention {
  public:
   /// kernel_name: "" = for each rule the best implementation that supports it.
-  LayerAttention(const ModelConfig& config, std::shared_ptr<KvCache> cache, const std::string& kernel_name,
+  LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache, const std::string& kernel_name,
                  ThreadPool& pool);
 
   /// Before the layers of a forward call: takes the policy's rules for [first_layer, layers) and makes room
@@ -64,7 +64,7 @@ class LayerAttention {
   AttentionParams one_sequence(const AttentionParams& params, const BatchView& view, int32_t b);
 
   const ModelConfig& config_;
-  std::shared_ptr<KvCache> cache_;
+  std::shared_ptr<const PagePool> cache_;
   const AttentionKernel& best_;
   bool forced_ = false;  // best_ was asked for by name: nothing stands in for it
   ThreadPool& pool_;

@@ -190,7 +190,7 @@ class Calibration {
     prefilled.resize(prompts.size());
     return std::make_unique<OnePassEvaluator>(
         engines_, std::move(prompts), std::move(prefilled),
-        [this](const Plan& plan) { return policy_of(plan); }, EngineOptions{}.prefill_chunk, options_.cancel,
+        [this](const Plan& plan) { return policy_of(plan); }, engines_.front()->max_rows(), options_.cancel,
         [&meter](int64_t done) { meter.add(done); });
   }
 

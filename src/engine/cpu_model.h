@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's weights as the operators take them.
+// A model's weights as the CPU's operators take them.
 #pragma once
 
 #include <optional>
@@ -16,10 +16,11 @@ struct PreparedLayer {
   Linear q, k, v, output, gate, up, down;
 };
 
-class PreparedModelImpl final : public PreparedModel {
+class CpuModel final : public PreparedModel {
  public:
-  PreparedModelImpl(std::shared_ptr<const Model> model, Compute compute);
+  CpuModel(std::shared_ptr<const Model> model, Compute compute);
 
+  const char* device() const override { return "cpu"; }
   const std::vector<PreparedLayer>& layers() const { return layers_; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Linear& head() const { return *head_; }
@@ -28,6 +29,9 @@ class PreparedModelImpl final : public PreparedModel {
   uint64_t owned_bytes() const { return owned_bytes_; }
 
  private:
+  std::unique_ptr<Engine> make_engine(std::shared_ptr<const PreparedModel> self,
+                                      const EngineOptions& options) const override;
+
   std::vector<PreparedLayer> layers_;
   std::vector<float> final_norm_;
   std::optional<Linear> head_;
