@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with stored matrices: few rows by our own kernel or cuBLASLt, whichever is faster; many by
+// cuBLASLt.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attention/cuda/common/launch.h"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/small_product.h"
+
+namespace kascade::cuda {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{64} << 20;
+constexpr int kCandidates = 12;
+constexpr int kTimings = 7;
+// Between timings, so that they find the second-level cache without the matrix.
+constexpr size_t kFlushBytes = size_t{160} << 20;
+// Rows that stand for all row counts above kSmallRows where algorithms must not depend on rows.
+constexpr int64_t kManyRows = 2048;
+// Up to here our own kernel is never slower.
+constexpr int64_t kOwnRows = 8;
+
+void check_blas(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw DeviceError(std::string(call) + " for kernel product: " + cublasLtGetStatusString(status));
+}
+
+struct Form {
+  int64_t outputs, inputs, rows;
+  bool float_out, accumulate;
+  bool operator<(const Form& other) const { return key() < other.key(); }
+  std::tuple<int64_t, int64_t, int64_t, bool, bool> key() const {
+    return {outputs, inputs, rows, float_out, accumulate};
+  }
+};
+
+std::string describe(const Form& form) {
+  return std::to_string(form.rows) + " rows by [" + std::to_string(form.outputs) + ", " +
+         std::to_string(form.inputs) + "]" + (form.float_out ? " to f32" : " to bf16") +
+         (form.accumulate ? ", added" : "");
+}
+
+struct Destroy {
+  void operator()(cublasLtHandle_t handle) const { cublasLtDestroy(handle); }
+  void operator()(cublasLtMatmulDesc_t description) const { cublasLtMatmulDescDestroy(description); }
+  void operator()(cublasLtMatrixLayout_t layout) const { cublasLtMatrixLayoutDestroy(layout); }
+  void operator()(cublasLtMatmulPreference_t preference) const {
+    cublasLtMatmulPreferenceDestroy(preference);
+  }
+};
+template <class T>
+using Owned = std::unique_ptr<std::remove_pointer_t<T>, Destroy>;
+using Handle = Owned<cublasLtHandle_t>;
+using Operation = Owned<cublasLtMatmulDesc_t>;
+using Layout = Owned<cublasLtMatrixLayout_t>;
+using Preference = Owned<cublasLtMatmulPreference_t>;
+
+Layout make_layout(cudaDataType type, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check_blas(cublasLtMatrixLayoutCreate(&layout, type, static_cast<uint64_t>(rows),
+                                        static_cast<uint64_t>(columns), rows),
+             "cublasLtMatrixLayoutCreate");
+  return Layout(layout);
+}
+
+/// A call's descriptors. cuBLASLt's matrices are column-major: W is [inputs, outputs] and transposed, x is
+/// [inputs, rows], out [outputs, rows].
+struct Problem {
+  Operation operation;
+  Layout weight, x, out;
+
+  explicit Problem(const Form& form) {
+    cublasLtMatmulDesc_t created = nullptr;
+    check_blas(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "cublasLtMatmulDescCreate");
+    operation.reset(created);
+    const cublasOperation_t transpose = CUBLAS_OP_T;
+    check_blas(cublasLtMatmulDescSetAttribute(operation.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
+                                              sizeof transpose),
+               "cublasLtMatmulDescSetAttribute");
+    weight = make_layout(CUDA_R_16BF, form.inputs, form.outputs);
+    x = make_layout(CUDA_R_16BF, form.inputs, form.rows);
+    out = make_layout(form.float_out ? CUDA_R_32F : CUDA_R_16BF, form.outputs, form.rows);
+  }
+};
+
+/// cuBLASLt's structure has no name of its own, which containers compiled by nvcc need.
+struct Algorithm {
+  cublasLtMatmulAlgo_t value = {};
+};
+
+/// A call's way: our kernel, or a cuBLASLt algorithm.
+struct Choice {
+  bool own = false;
+  SmallProductShape shape;
+  Algorithm algorithm;
+};
+
+struct Entry {
+  Problem problem;
+  Choice choice;
+};
+
+/// Device memory for the time of a preparation.
+struct Scratch {
+  void* data = nullptr;
+  explicit Scratch(size_t bytes) {
+    if (cudaMalloc(&data, bytes) == cudaSuccess) return;
+    cudaGetLastError();  // a failed allocation is no launch's failure
+    throw OutOfMemory("preparing a product needs " + std::to_string(bytes) +
+                      " bytes of device memory for a moment");
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { cudaFree(data); }
+};
+
+struct Events {
+  cudaEvent_t start = nullptr, stop = nullptr;
+  Events() {
+    check_cuda(cudaEventCreate(&start), "cudaEventCreate", "product");
+    check_cuda(cudaEventCreate(&stop), "cudaEventCreate", "product");
+  }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+  ~Events() {
+    cudaEventDestroy(start);
+    if (stop != nullptr) cudaEventDestroy(stop);
+  }
+};
+
+}  // namespace
+
+struct MatrixProducts::Impl {
+  Products mode;
+  Handle handle;
+  void* workspace = nullptr;
+  int multiprocessors = 0;
+  std::map<Form, Entry> entries;
+  // Algorithms for all row counts, of the invariant mode; rows are 0.
+  std::map<Form, Algorithm> shared_algorithms;
+
+  explicit Impl(Products products) : mode(products), multiprocessors(cuda::multiprocessors("product")) {
+    cublasLtHandle_t created = nullptr;
+    check_blas(cublasLtCreate(&created), "cublasLtCreate");
+    handle.reset(created);
+    if (cudaMalloc(&workspace, kWorkspaceBytes) != cudaSuccess) {
+      cudaGetLastError();  // as above
+      throw OutOfMemory("the workspace of products needs " + std::to_string(kWorkspaceBytes) +
+                        " bytes of device memory");
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() { cudaFree(workspace); }
+
+  std::vector<Algorithm> candidates(const Form& form, const Problem& problem, int most) const;
+  Algorithm shared_algorithm(const Form& form);
+  Choice first_choice(const DeviceMatrix& matrix, const Form& form, const Problem& problem,
+                      const __nv_bfloat16* x);
+  void run(const DeviceMatrix& matrix, const Form& form, const Problem& problem, const Choice& choice,
+           const __nv_bfloat16* x, void* out, cudaStream_t stream) const;
+  float milliseconds(const std::function<void()>& work, void* flush, const Events& events,
+                     cudaStream_t stream) const;
+};
+
+/// The heuristic's algorithms in its order; in the invariant mode those alone that sum the inputs in one
+/// order whatever the rows.
+std::vector<Algorithm> MatrixProducts::Impl::candidates(const Form& form, const Problem& problem,
+                                                        int most) const {
+  cublasLtMatmulPreference_t created = nullptr;
+  check_blas(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
+  const Preference preference(created);
+  check_blas(cublasLtMatmulPreferenceSetAttribute(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                  &kWorkspaceBytes, sizeof kWorkspaceBytes),
+             "cublasLtMatmulPreferenceSetAttribute");
+  if (mode == Products::kInvariant) {
+    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    check_blas(cublasLtMatmulPreferenceSetAttribute(
+                   preference.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof none),
+               "cublasLtMatmulPreferenceSetAttribute");
+  }
+  cublasLtMatmulHeuristicResult_t results[kCandidates];
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle.get(), problem.operation.get(), problem.weight.get(), problem.x.get(), problem.out.get(),
+      problem.out.get(), preference.get(), most, results, &found);
+  std::vector<Algorithm> algorithms;
+  for (int i = 0; i < found && status == CUBLAS_STATUS_SUCCESS; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = results[i];
+    if (result.state != CUBLAS_STATUS_SUCCESS) continue;
+    int32_t splits = 1;
+    size_t written = 0;
+    check_blas(cublasLtMatmulAlgoConfigGetAttribute(&result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+                                                    sizeof splits, &written),
+               "cublasLtMatmulAlgoConfigGetAttribute");
+    if (mode == Products::kInvariant && splits != 0 && splits != 1) continue;
+    algorithms.push_back(Algorithm{result.algo});
+  }
+  if (algorithms.empty())
+    throw Unsupported("cuBLASLt has no algorithm for a product of " + describe(form) + " (" +
+                      cublasLtGetStatusString(status) + ")");
+  return algorithms;
+}
+
+/// One algorithm for all forms that differ in rows alone, on one side of kSmallRows.
+Algorithm MatrixProducts::Impl::shared_algorithm(const Form& form) {
+  Form all = form;
+  all.rows = form.rows <= kSmallRows ? kSmallRows : kManyRows;
+  const auto known = shared_algorithms.find(all);
+  if (known != shared_algorithms.end()) return known->second;
+  return shared_algorithms.emplace(all, candidates(all, Problem(all), kCandidates).front()).first->second;
+}
+
+Choice MatrixProducts::Impl::first_choice(const DeviceMatrix& matrix, const Form& form,
+                                          const Problem& problem, const __nv_bfloat16* x) {
+  Choice choice;
+  if (small_product_suits(matrix, x, form.rows)) {
+    choice.own = true;
+    choice.shape = small_product_shape(matrix, form.rows, mode == Products::kInvariant, multiprocessors);
+  } else if (mode == Products::kInvariant) {
+    choice.algorithm = shared_algorithm(form);
+  } else {
+    choice.algorithm = candidates(form, problem, 1).front();
+  }
+  return choice;
+}
+
+void MatrixProducts::Impl::run(const DeviceMatrix& matrix, const Form& form, const Problem& problem,
+                               const Choice& choice, const __nv_bfloat16* x, void* out,
+                               cudaStream_t stream) const {
+  if (choice.own)
+    return small_product(matrix, choice.shape, x, form.rows, out, form.float_out, form.accumulate, stream);
+  const float one = 1, old = form.accumulate ? 1 : 0;
+  check_blas(cublasLtMatmul(handle.get(), problem.operation.get(), &one, matrix.weight, problem.weight.get(),
+                            x, problem.x.get(), &old, out, problem.out.get(), out, problem.out.get(),
+                            &choice.algorithm.value, workspace, kWorkspaceBytes, stream),
+             "cublasLtMatmul");
+}
+
+/// Median time of a call that finds nothing of its matrix in the cache.
+float MatrixProducts::Impl::milliseconds(const std::function<void()>& work, void* flush, const Events& events,
+                                         cudaStream_t stream) const {
+  std::vector<float> times;
+  for (int i = 0; i < kTimings; ++i) {
+    check_cuda(cudaMemsetAsync(flush, i, kFlushBytes, stream), "cudaMemsetAsync", "product");
+    check_cuda(cudaEventRecord(events.start, stream), "cudaEventRecord", "product");
+    work();
+    check_cuda(cudaEventRecord(events.stop, stream), "cudaEventRecord", "product");
+    check_cuda(cudaEventSynchronize(events.stop), "cudaEventSynchronize", "product");
+    float time = 0;
+    check_cuda(cudaEventElapsedTime(&time, events.start, events.stop), "cudaEventElapsedTime", "product");
+    times.push_back(time);
+  }
+  std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
+  return times[kTimings / 2];
+}
+
+MatrixProducts::MatrixProducts(Products mode) : impl_(std::make_unique<Impl>(mode)) {}
+MatrixProducts::~MatrixProducts() = default;
+MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
+MatrixProducts& MatrixProducts::operator=(MatrixProducts&&) noexcept = default;
+
+uint64_t MatrixProducts::workspace_bytes() const { return kWorkspaceBytes; }
+
+void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool float_out, bool accumulate,
+                             cudaStream_t stream) {
+  const Form form{matrix.outputs, matrix.inputs, rows, float_out, accumulate};
+  if (rows <= 0 || impl_->entries.contains(form)) return;
+  Problem problem(form);
+  const Scratch x(static_cast<size_t>(rows * matrix.inputs) * 2);
+  const auto* x_data = static_cast<const __nv_bfloat16*>(x.data);
+  Choice best = impl_->first_choice(matrix, form, problem, x_data);
+  if (impl_->mode == Products::kFast && !(best.own && rows <= kOwnRows)) {
+    const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
+    const Scratch flush(kFlushBytes);
+    const Events events;
+    check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(rows * matrix.inputs) * 2, stream),
+               "cudaMemsetAsync", "product");
+    check_cuda(cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2),
+                               stream),
+               "cudaMemsetAsync", "product");
+    const auto time = [&](const Choice& choice) {
+      return impl_->milliseconds([&] { impl_->run(matrix, form, problem, choice, x_data, out.data, stream); },
+                                 flush.data, events, stream);
+    };
+    // Our kernel starts while its predecessor ends, which timing one call does not show.
+    float least = best.own ? time(best) * 0.9f : 0;
+    bool any = best.own;
+    for (const Algorithm& algorithm : impl_->candidates(form, problem, kCandidates)) {
+      const Choice candidate{.algorithm = algorithm};
+      const float taken = time(candidate);
+      if (any && taken >= least) continue;
+      any = true;
+      least = taken;
+      best = candidate;
+    }
+  }
+  impl_->entries.emplace(form, Entry{std::move(problem), best});
+}
+
+void MatrixProducts::multiply(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows, void* out,
+                              bool float_out, bool accumulate, cudaStream_t stream) {
+  if (rows <= 0) return;
+  if (accumulate && !float_out) throw BadArgument("multiply: accumulate needs fp32 out");
+  const Form form{matrix.outputs, matrix.inputs, rows, float_out, accumulate};
+  auto entry = impl_->entries.find(form);
+  if (entry == impl_->entries.end()) {
+    Problem problem(form);
+    const Choice choice = impl_->first_choice(matrix, form, problem, x);
+    entry = impl_->entries.emplace(form, Entry{std::move(problem), choice}).first;
+  }
+  impl_->run(matrix, form, entry->second.problem, entry->second.choice, x, out, stream);
+}
+
+}  // namespace kascade::cuda

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+// out [rows, outputs] = x [rows, inputs] W^T for up to 64 rows. The tensor cores take 16 outputs by 16 inputs
+// of W as their first operand and 8 rows of x as the second, so W streams through once. One warp of a block
+// copies chunks of its rows of W and of x into a ring in shared memory; eight warps multiply: warp w has the
+// quarter w % 4 of a chunk's inputs and every second tile of 16 outputs. The quarters' sums meet in shared
+// memory at the end of a pass, in the order of the quarters, and with a split of the inputs over a cluster,
+// of its blocks. The copies of W begin before the kernel ahead of this one has ended.
+#include <algorithm>
+#include <string>
+
+#include "attention/cuda/common/launch.h"
+#include "attention/cuda/ptx/barrier.cuh"
+#include "attention/cuda/ptx/cluster.cuh"
+#include "attention/cuda/ptx/mma.cuh"
+#include "ops/cuda/small_product.h"
+
+namespace kascade::cuda {
+namespace {
+
+constexpr int kTile = 16;     // outputs
+constexpr int kColumn = 8;    // rows of x
+constexpr int kQuarters = 4;  // warps along the inputs
+constexpr int kHalves = 2;    // warps along the outputs
+constexpr int kConsumers = kQuarters * kHalves * 32;
+constexpr int kThreads = kConsumers + 32;
+constexpr int kMostStages = 8;
+constexpr int kMostTiles = 8;
+constexpr int kConsumerBarrier = 1;
+
+/// Blocks on a multiprocessor: two where registers allow, so that the next product's copies start while this
+/// one ends.
+constexpr int blocks_together(int columns, int tiles_each) { return columns * tiles_each >= 16 ? 1 : 2; }
+constexpr int shared_bytes(int together) { return together == 2 ? 113 * 1024 : 200 * 1024; }
+
+/// Bytes between rows in shared memory: 8 rows by 4 lanes of 16 bytes meet no bank twice.
+constexpr int pitch(int chunk) { return chunk * 2 + 64; }
+
+/// Floats between the columns of the partial sums: lanes that write 8 outputs of 4 columns meet no bank
+/// twice.
+constexpr int partial_pitch(int tiles) { return tiles * kTile + 4; }
+
+struct Control {
+  uint64_t full[kMostStages], empty[kMostStages];
+  uint64_t ready, released;  // of the partial sums of all blocks of the cluster
+};
+
+constexpr int kControlBytes = 256;
+static_assert(sizeof(Control) <= kControlBytes);
+
+int partial_bytes(int tiles) { return kQuarters * kColumn * partial_pitch(tiles) * 4; }
+int stage_bytes(const SmallProductShape& shape, int64_t rows) {
+  const auto columns = static_cast<int>((rows + kColumn - 1) / kColumn);
+  return (shape.tiles * kTile + columns * kColumn) * pitch(shape.chunk);
+}
+
+struct Call {
+  const __nv_bfloat16* weight;
+  const __nv_bfloat16* x;
+  void* out;
+  int64_t inputs;
+  int outputs, rows, clusters, pass_tiles, stages, stage_bytes;
+  bool float_out, accumulate;
+};
+
+__device__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// `bytes` (a multiple of 16) to shared memory; `barrier` gets them.
+__device__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ void copy_bulk_once(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                               uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+__device__ uint4 load_16(uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
+
+/// Arrives at this barrier of block `rank`; what the block's threads wrote before may be read after the wait.
+__device__ void arrive_at(uint64_t& barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(shared_address(&barrier)),
+      "r"(rank)
+      : "memory");
+}
+__device__ void wait_for_cluster(uint64_t& barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], "
+      "%1;\n"
+      "@done bra DONE;\nbra AGAIN;\nDONE:\n}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// A block's share: tiles [first_tile, end_tile), inputs of chunks [first_chunk, end_chunk).
+struct Share {
+  int first_tile, end_tile, first_chunk, end_chunk;
+};
+
+template <int kChunk>
+__device__ Share share_of(const Call& call, int rank, int split) {
+  const int tiles = (call.outputs + kTile - 1) / kTile;
+  const int chunks = static_cast<int>((call.inputs + kChunk - 1) / kChunk);
+  const int cluster = static_cast<int>(blockIdx.x) / split;
+  return {static_cast<int>(int64_t{tiles} * cluster / call.clusters),
+          static_cast<int>(int64_t{tiles} * (cluster + 1) / call.clusters), chunks * rank / split,
+          chunks * (rank + 1) / split};
+}
+
+/// Position in the sequence of a block's chunks, pass after pass, and in the ring.
+struct Cursor {
+  int tile, chunk, stage = 0;
+  uint32_t parity = 0;
+
+  __device__ Cursor(const Share& share) : tile(share.first_tile), chunk(share.first_chunk) {}
+  __device__ bool inside(const Share& share) const { return tile < share.end_tile; }
+  __device__ void advance_stage(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ void advance(const Share& share, int pass_tiles, int stages) {
+    advance_stage(stages);
+    if (++chunk == share.end_chunk) {
+      chunk = share.first_chunk;
+      tile += pass_tiles;
+    }
+  }
+};
+
+template <int kChunk>
+struct Producer {
+  const Call& call;
+  const Share& share;
+  Control& control;
+  uint32_t ring;
+  uint64_t policy;
+  int lane;
+
+  __device__ int weight_rows(const Cursor& at) const {
+    const int tiles = min(call.pass_tiles, share.end_tile - at.tile);
+    return min(tiles * kTile, call.outputs - at.tile * kTile);
+  }
+  __device__ uint32_t row_bytes(const Cursor& at) const {
+    return static_cast<uint32_t>(min(int64_t{kChunk}, call.inputs - int64_t{at.chunk} * kChunk)) * 2;
+  }
+  __device__ void copy_weights(const Cursor& at) const {
+    const int rows = weight_rows(at);
+    const uint32_t bytes = row_bytes(at);
+    uint64_t& full = control.full[at.stage];
+    if (lane == 0) {
+      expect_bytes(full, bytes * static_cast<uint32_t>(rows + call.rows));
+      arrive(full);
+    }
+    __syncwarp();
+    const __nv_bfloat16* from =
+        call.weight + int64_t{at.tile} * kTile * call.inputs + int64_t{at.chunk} * kChunk;
+    const uint32_t to = ring + static_cast<uint32_t>(at.stage * call.stage_bytes);
+    for (int row = lane; row < rows; row += 32)
+      copy_bulk_once(to + static_cast<uint32_t>(row * pitch(kChunk)), from + row * call.inputs, bytes,
+                     shared_address(&full), policy);
+  }
+  __device__ void copy_x(const Cursor& at) const {
+    const uint32_t bytes = row_bytes(at);
+    const uint32_t to =
+        ring + static_cast<uint32_t>(at.stage * call.stage_bytes + call.pass_tiles * kTile * pitch(kChunk));
+    for (int row = lane; row < call.rows; row += 32)
+      copy_bulk(to + static_cast<uint32_t>(row * pitch(kChunk)),
+                call.x + row * call.inputs + int64_t{at.chunk} * kChunk, bytes,
+                shared_address(&control.full[at.stage]));
+  }
+};
+
+template <int kColumns, int kTilesEach>
+__device__ void clear(float (&sums)[kTilesEach][kColumns][4]) {
+#pragma unroll
+  for (int i = 0; i < kTilesEach; ++i)
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i][c][e] = 0;
+}
+
+/// One warp's part of a chunk in shared memory. The order of inputs within 32 is the tensor cores' own
+/// business as long as both operands share it, so a lane reads 8 neighbours at once and needs no shuffling.
+template <int kChunk, int kColumns, int kTilesEach>
+__device__ void multiply_chunk(float (&sums)[kTilesEach][kColumns][4], uint32_t weights, uint32_t x,
+                               int tiles, int inputs, int quarter, int half, int lane) {
+  constexpr int kEach = kChunk / kQuarters;
+  const auto corner = static_cast<uint32_t>(lane / 4 * pitch(kChunk) + lane % 4 * 16);
+#pragma unroll
+  for (int group = 0; group < kEach / 32; ++group) {
+    const int input = quarter * kEach + group * 32;
+    if (input >= inputs) break;
+    const uint32_t at = corner + static_cast<uint32_t>(input * 2);
+    uint4 b[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      b[c] = load_16(x + at + static_cast<uint32_t>(c * kColumn * pitch(kChunk)));
+#pragma unroll
+    for (int i = 0; i < kTilesEach; ++i) {
+      const int tile = i * kHalves + half;
+      if (tile >= tiles) break;
+      const uint32_t row = weights + at + static_cast<uint32_t>(tile * kTile * pitch(kChunk));
+      const uint4 low = load_16(row), high = load_16(row + 8 * pitch(kChunk));
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        multiply_add<__nv_bfloat16>(sums[i][c], first, b[c].x, b[c].y);
+        multiply_add<__nv_bfloat16>(sums[i][c], second, b[c].z, b[c].w);
+      }
+    }
+  }
+}
+
+__device__ void write_out(const Call& call, int row, int output, float value) {
+  const int64_t at = int64_t{row} * call.outputs + output;
+  if (!call.float_out)
+    static_cast<__nv_bfloat16*>(call.out)[at] = __float2bfloat16_rn(value);
+  else if (call.accumulate)
+    static_cast<float*>(call.out)[at] += value;
+  else
+    static_cast<float*>(call.out)[at] = value;
+}
+
+template <int kChunk, int kColumns, int kTilesEach>
+__global__ void __launch_bounds__(kThreads, blocks_together(kColumns, kTilesEach))
+    small_product_kernel(const __grid_constant__ Call call) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto& control = *reinterpret_cast<Control*>(shared);
+  auto* partial = reinterpret_cast<float*>(shared + kControlBytes);
+  constexpr int kPartialPitch = partial_pitch(kTilesEach * kHalves);
+  constexpr int kPartial = kQuarters * kColumn * kPartialPitch;
+  const uint32_t ring = shared_address(shared + kControlBytes + kPartial * 4);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int split = cluster_size(), rank = cluster_rank();
+  const Share share = share_of<kChunk>(call, rank, split);
+
+  allow_next_kernel();
+  if (threadIdx.x == kConsumers) {
+    for (int stage = 0; stage < call.stages; ++stage) {
+      init_barrier(control.full[stage], 1);
+      init_barrier(control.empty[stage], kConsumers / 32);
+    }
+    init_barrier(control.ready, static_cast<uint32_t>(split));
+    init_barrier(control.released, static_cast<uint32_t>(split));
+    fence_barriers();
+  }
+  __syncthreads();
+  if (split > 1) cluster_arrive();
+
+  if (warp == kConsumers / 32) {
+    const Producer<kChunk> producer{call, share, control, ring, read_once_policy(), lane};
+    Cursor ahead(share), at(share);
+    for (int i = 0; i < call.stages && ahead.inside(share); ++i) {
+      producer.copy_weights(ahead);
+      ahead.advance(share, call.pass_tiles, call.stages);
+    }
+    wait_for_previous_kernel();
+    for (int i = 0; i < call.stages && at.inside(share); ++i) {
+      producer.copy_x(at);
+      at.advance(share, call.pass_tiles, call.stages);
+    }
+    // From the second round of the ring on, a stage must have been read before it is filled.
+    for (; at.inside(share); at.advance(share, call.pass_tiles, call.stages)) {
+      wait_barrier(control.empty[at.stage], at.parity ^ 1);
+      producer.copy_weights(at);
+      producer.copy_x(at);
+    }
+    if (split > 1) cluster_wait();
+    return;
+  }
+
+  wait_for_previous_kernel();
+  if (split > 1) cluster_wait();
+  const int quarter = warp % kQuarters, half = warp / kQuarters;
+  Cursor at(share);
+  uint32_t round = 0;
+  for (int tile = share.first_tile; tile < share.end_tile; tile += call.pass_tiles) {
+    const int tiles = min(call.pass_tiles, share.end_tile - tile);
+    float sums[kTilesEach][kColumns][4];
+    clear<kColumns, kTilesEach>(sums);
+    for (int chunk = share.first_chunk; chunk < share.end_chunk; ++chunk) {
+      const uint32_t weights = ring + static_cast<uint32_t>(at.stage * call.stage_bytes);
+      const uint32_t x = weights + static_cast<uint32_t>(call.pass_tiles * kTile * pitch(kChunk));
+      const auto inputs = static_cast<int>(min(int64_t{kChunk}, call.inputs - int64_t{chunk} * kChunk));
+      wait_barrier(control.full[at.stage], at.parity);
+      multiply_chunk<kChunk, kColumns, kTilesEach>(sums, weights, x, tiles, inputs, quarter, half, lane);
+      __syncwarp();
+      if (lane == 0) arrive(control.empty[at.stage]);
+      at.advance_stage(call.stages);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (c * kColumn >= call.rows) break;
+      if (round > 0) {
+        if (split > 1)
+          wait_for_cluster(control.released, (round - 1) & 1);
+        else
+          named_sync(kConsumerBarrier, kConsumers);
+      }
+#pragma unroll
+      for (int i = 0; i < kTilesEach; ++i) {
+        float* to = partial + (quarter * kColumn + lane % 4 * 2) * kPartialPitch +
+                    (i * kHalves + half) * kTile + lane / 4;
+        to[0] = sums[i][c][0];
+        to[kPartialPitch] = sums[i][c][1];
+        to[8] = sums[i][c][2];
+        to[kPartialPitch + 8] = sums[i][c][3];
+      }
+      named_sync(kConsumerBarrier, kConsumers);
+      if (split > 1) {
+        if (static_cast<int>(threadIdx.x) < split) arrive_at(control.ready, static_cast<int>(threadIdx.x));
+        wait_for_cluster(control.ready, round & 1);
+      }
+      const int outputs = tiles * kTile, rows = min(kColumn, call.rows - c * kColumn);
+      for (int i = static_cast<int>(threadIdx.x) + rank * kConsumers; i < outputs * rows;
+           i += split * kConsumers) {
+        const int output = i % outputs, row = i / outputs;
+        if (tile * kTile + output >= call.outputs) continue;
+        float sum = 0;
+        for (int other = 0; other < split; ++other) {
+          const float* from = split > 1 ? in_block(partial, other) : partial;
+#pragma unroll
+          for (int q = 0; q < kQuarters; ++q) sum += from[(q * kColumn + row) * kPartialPitch + output];
+        }
+        write_out(call, c * kColumn + row, tile * kTile + output, sum);
+      }
+      if (split > 1) {
+        named_sync(kConsumerBarrier, kConsumers);
+        if (static_cast<int>(threadIdx.x) < split) arrive_at(control.released, static_cast<int>(threadIdx.x));
+      }
+      ++round;
+    }
+  }
+  // The other blocks may still read this one's sums.
+  if (split > 1 && round > 0) wait_for_cluster(control.released, (round - 1) & 1);
+}
+
+template <int kChunk, int kColumns, int kTilesEach>
+void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream) {
+  const int bytes = kControlBytes + partial_bytes(kTilesEach * kHalves) + shape.stages * call.stage_bytes;
+  launch("small_product", small_product_kernel<kChunk, kColumns, kTilesEach>,
+         LaunchShape{.blocks = int64_t{shape.clusters} * shape.split,
+                     .threads = kThreads,
+                     .shared_bytes = static_cast<size_t>(bytes),
+                     .cluster = shape.split},
+         stream, call);
+}
+
+template <int kChunk>
+void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream) {
+  const bool few = shape.tiles <= 4;
+  const int columns = (call.rows + kColumn - 1) / kColumn;
+  if (columns <= 1)
+    return few ? start<kChunk, 1, 2>(shape, call, stream) : start<kChunk, 1, 4>(shape, call, stream);
+  if (columns <= 2)
+    return few ? start<kChunk, 2, 2>(shape, call, stream) : start<kChunk, 2, 4>(shape, call, stream);
+  if (columns <= 4)
+    return few ? start<kChunk, 4, 2>(shape, call, stream) : start<kChunk, 4, 4>(shape, call, stream);
+  return start<kChunk, 8, 2>(shape, call, stream);
+}
+
+int64_t parts(int64_t whole, int64_t each) { return (whole + each - 1) / each; }
+
+}  // namespace
+
+bool small_product_suits(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows) {
+  return rows > 0 && rows <= kSmallRows && matrix.inputs > 0 && matrix.inputs % 32 == 0 &&
+         matrix.outputs <= INT32_MAX / 2 && reinterpret_cast<uintptr_t>(matrix.weight) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(x) % 16 == 0;
+}
+
+SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, bool invariant,
+                                      int multiprocessors) {
+  SmallProductShape best;
+  const int64_t tiles = parts(matrix.outputs, kTile), chunks = parts(matrix.inputs, best.chunk);
+  const int64_t columns = parts(rows, kColumn);
+  double least = 0;
+  for (const int split : {1, 2, 4}) {
+    if (split > 1 && chunks < 2 * split) continue;
+    // Clusters of four leave a few multiprocessors without one.
+    const int most = split == 4 ? multiprocessors / 4 - 1 : multiprocessors / split;
+    SmallProductShape shape = best;
+    shape.split = split;
+    shape.clusters = static_cast<int>(std::min<int64_t>(tiles, std::max(most, 1)));
+    const int64_t each = parts(tiles, shape.clusters);
+    shape.tiles = static_cast<int>(parts(each, parts(each, columns > 1 && columns <= 4 ? kMostTiles : 4)));
+    const int64_t passes = parts(each, shape.tiles);
+    // Rows of a chunk that a block reads, those of x (from the second-level cache) at half price; meeting in
+    // the cluster costs about a microsecond, 4 tiles' worth of chunks.
+    const double work =
+        static_cast<double>(parts(chunks, split)) *
+        (static_cast<double>(each * kTile) + (invariant ? 0.0 : 0.5 * static_cast<double>(passes * rows)));
+    const double cost = work + (split > 1 ? 8.0 * kTile : 0.0);
+    if (split == 1 || cost < least) {
+      least = cost;
+      best = shape;
+    }
+  }
+  const int tiles_each = best.tiles <= 4 ? 2 : kMostTiles / kHalves;
+  const int room = shared_bytes(blocks_together(columns <= 2   ? static_cast<int>(columns)
+                                                : columns <= 4 ? 4
+                                                               : 8,
+                                                tiles_each)) -
+                   kControlBytes - partial_bytes(tiles_each * kHalves);
+  best.stages = std::clamp(room / stage_bytes(best, columns * kColumn), 1, kMostStages);
+  return best;
+}
+
+void small_product(const DeviceMatrix& matrix, const SmallProductShape& shape, const __nv_bfloat16* x,
+                   int64_t rows, void* out, bool float_out, bool accumulate, cudaStream_t stream) {
+  const Call call{matrix.weight,
+                  x,
+                  out,
+                  matrix.inputs,
+                  static_cast<int>(matrix.outputs),
+                  static_cast<int>(rows),
+                  shape.clusters,
+                  shape.tiles,
+                  shape.stages,
+                  stage_bytes(shape, rows),
+                  float_out,
+                  accumulate};
+  if (shape.chunk == 256) return start<256>(shape, call, stream);
+  start<128>(shape, call, stream);
+}
+
+}  // namespace kascade::cuda
