@@ -26,7 +26,7 @@ export -f compile
 export build FMT_INCLUDE
 library=$(find src/attention/cuda -name '*.cu' -not -path '*/test/*')
 common="src/attention/params.cc src/attention/check.cc"
-tests="$(find src/attention/cuda/test -name '*.cu') src/attention/reference/reference.cc src/attention/topk.cc"
+tests="$(find src/attention/cuda/test src/base/cuda/test -name '*.cu') src/attention/reference/reference.cc src/attention/topk.cc"
 printf '%s\n' $library $common $tests | xargs -P "$(nproc)" -I{} bash -c 'compile {}' || exit 1
 objects() { for source in "$@"; do echo "$build/$(echo "$source" | tr / _).o"; done; }
 nvcc -shared -o "$build/libkascade_cuda.so" $(objects $library $common) || exit 1

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kascade/weight.h"
 
@@ -98,6 +99,11 @@ class MatrixProducts {
                 bool accumulate, cudaStream_t stream);
 
   uint64_t workspace_bytes() const;
+
+  /// For comparisons: shapes that are new from here on go to cuBLASLt alone.
+  void use_library_alone();
+  /// How a prepared or used shape is multiplied, in words; empty for others.
+  std::string chosen(const DeviceMatrix& matrix, int64_t rows, bool float_out, bool accumulate) const;
 
  private:
   struct Impl;

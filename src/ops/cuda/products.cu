@@ -146,6 +146,7 @@ struct MatrixProducts::Impl {
   Handle handle;
   void* workspace = nullptr;
   int multiprocessors = 0;
+  bool library_alone = false;
   std::map<Form, Entry> entries;
   // Algorithms for all row counts, of the invariant mode; rows are 0.
   std::map<Form, Algorithm> shared_algorithms;
@@ -225,7 +226,7 @@ Algorithm MatrixProducts::Impl::shared_algorithm(const Form& form) {
 Choice MatrixProducts::Impl::first_choice(const DeviceMatrix& matrix, const Form& form,
                                           const Problem& problem, const __nv_bfloat16* x) {
   Choice choice;
-  if (small_product_suits(matrix, x, form.rows)) {
+  if (!library_alone && small_product_suits(matrix, x, form.rows)) {
     choice.own = true;
     choice.shape = small_product_shape(matrix, form.rows, mode == Products::kInvariant, multiprocessors);
   } else if (mode == Products::kInvariant) {
@@ -273,6 +274,32 @@ MatrixProducts& MatrixProducts::operator=(MatrixProducts&&) noexcept = default;
 
 uint64_t MatrixProducts::workspace_bytes() const { return kWorkspaceBytes; }
 
+void MatrixProducts::use_library_alone() { impl_->library_alone = true; }
+
+std::string MatrixProducts::chosen(const DeviceMatrix& matrix, int64_t rows, bool float_out,
+                                   bool accumulate) const {
+  const auto entry = impl_->entries.find(Form{matrix.outputs, matrix.inputs, rows, float_out, accumulate});
+  if (entry == impl_->entries.end()) return "";
+  const Choice& choice = entry->second.choice;
+  if (choice.own)
+    return "own kernel, inputs in " + std::to_string(choice.shape.split) + ", " +
+           std::to_string(choice.shape.clusters) + " clusters, " + std::to_string(choice.shape.tiles) +
+           " tiles a pass, " + std::to_string(choice.shape.stages) + " stages of " +
+           std::to_string(choice.shape.chunk);
+  const auto value = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    int32_t number = 0;
+    size_t written = 0;
+    check_blas(cublasLtMatmulAlgoConfigGetAttribute(&choice.algorithm.value, attribute, &number,
+                                                    sizeof number, &written),
+               "cublasLtMatmulAlgoConfigGetAttribute");
+    return std::to_string(number);
+  };
+  return "cuBLASLt algorithm " + value(CUBLASLT_ALGO_CONFIG_ID) + ", tile " +
+         value(CUBLASLT_ALGO_CONFIG_TILE_ID) + ", stages " + value(CUBLASLT_ALGO_CONFIG_STAGES_ID) +
+         ", split " + value(CUBLASLT_ALGO_CONFIG_SPLITK_NUM) + ", custom " +
+         value(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+}
+
 void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool float_out, bool accumulate,
                              cudaStream_t stream) {
   const Form form{matrix.outputs, matrix.inputs, rows, float_out, accumulate};
@@ -281,15 +308,15 @@ void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool floa
   const Scratch x(static_cast<size_t>(rows * matrix.inputs) * 2);
   const auto* x_data = static_cast<const __nv_bfloat16*>(x.data);
   Choice best = impl_->first_choice(matrix, form, problem, x_data);
+  const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
+  check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(rows * matrix.inputs) * 2, stream),
+             "cudaMemsetAsync", "product");
+  check_cuda(
+      cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2), stream),
+      "cudaMemsetAsync", "product");
   if (impl_->mode == Products::kFast && !(best.own && rows <= kOwnRows)) {
-    const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
     const Scratch flush(kFlushBytes);
     const Events events;
-    check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(rows * matrix.inputs) * 2, stream),
-               "cudaMemsetAsync", "product");
-    check_cuda(cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2),
-                               stream),
-               "cudaMemsetAsync", "product");
     const auto time = [&](const Choice& choice) {
       return impl_->milliseconds([&] { impl_->run(matrix, form, problem, choice, x_data, out.data, stream); },
                                  flush.data, events, stream);
@@ -306,6 +333,9 @@ void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool floa
       best = candidate;
     }
   }
+  // The first run loads the kernel, which a capture should not have to.
+  impl_->run(matrix, form, problem, best, x_data, out.data, stream);
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize", "product");
   impl_->entries.emplace(form, Entry{std::move(problem), best});
 }
 

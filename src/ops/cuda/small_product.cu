@@ -48,9 +48,10 @@ constexpr int kControlBytes = 256;
 static_assert(sizeof(Control) <= kControlBytes);
 
 int partial_bytes(int tiles) { return kQuarters * kColumn * partial_pitch(tiles) * 4; }
+/// Groups of 8 rows of x that the kernel is instantiated for.
+int columns_of(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
 int stage_bytes(const SmallProductShape& shape, int64_t rows) {
-  const auto columns = static_cast<int>((rows + kColumn - 1) / kColumn);
-  return (shape.tiles * kTile + columns * kColumn) * pitch(shape.chunk);
+  return (shape.tiles * kTile + columns_of(rows) * kColumn) * pitch(shape.chunk);
 }
 
 struct Call {
@@ -369,12 +370,12 @@ void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream
 template <int kChunk>
 void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream) {
   const bool few = shape.tiles <= 4;
-  const int columns = (call.rows + kColumn - 1) / kColumn;
-  if (columns <= 1)
+  const int columns = columns_of(call.rows);
+  if (columns == 1)
     return few ? start<kChunk, 1, 2>(shape, call, stream) : start<kChunk, 1, 4>(shape, call, stream);
-  if (columns <= 2)
+  if (columns == 2)
     return few ? start<kChunk, 2, 2>(shape, call, stream) : start<kChunk, 2, 4>(shape, call, stream);
-  if (columns <= 4)
+  if (columns == 4)
     return few ? start<kChunk, 4, 2>(shape, call, stream) : start<kChunk, 4, 4>(shape, call, stream);
   return start<kChunk, 8, 2>(shape, call, stream);
 }
@@ -393,7 +394,7 @@ SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, 
                                       int multiprocessors) {
   SmallProductShape best;
   const int64_t tiles = parts(matrix.outputs, kTile), chunks = parts(matrix.inputs, best.chunk);
-  const int64_t columns = parts(rows, kColumn);
+  const int columns = columns_of(rows);
   double least = 0;
   for (const int split : {1, 2, 4}) {
     if (split > 1 && chunks < 2 * split) continue;
@@ -417,12 +418,9 @@ SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, 
     }
   }
   const int tiles_each = best.tiles <= 4 ? 2 : kMostTiles / kHalves;
-  const int room = shared_bytes(blocks_together(columns <= 2   ? static_cast<int>(columns)
-                                                : columns <= 4 ? 4
-                                                               : 8,
-                                                tiles_each)) -
-                   kControlBytes - partial_bytes(tiles_each * kHalves);
-  best.stages = std::clamp(room / stage_bytes(best, columns * kColumn), 1, kMostStages);
+  const int room = shared_bytes(blocks_together(columns, tiles_each)) - kControlBytes -
+                   partial_bytes(tiles_each * kHalves);
+  best.stages = std::clamp(room / stage_bytes(best, rows), 1, kMostStages);
   return best;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of the CUDA test program share: failures, and a case checked against the reference.
+// A case checked against the reference, and the tests of prefill calls.
 #pragma once
 
 #include <cstdio>
@@ -10,23 +10,6 @@
 
 namespace kascade::cuda_test {
 
-// Name of the running case, printed with failures.
-extern std::string current;
-void fail(const std::string& message);
-
-template <class... Args>
-std::string text(const char* format, Args... args) {
-  char line[400];
-  std::snprintf(line, sizeof line, format, args...);
-  return line;
-}
-
-#define EXPECT(condition, ...)                 \
-  do {                                         \
-    if (!(condition)) fail(text(__VA_ARGS__)); \
-  } while (false)
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
 bool same(const Outcome& a, const Outcome& b);
 
 /// One case on one placement, checked in full; returns the result.

@@ -78,49 +78,6 @@ float value_of(const Case& c, Random& random, int64_t position, int64_t length, 
 
 }  // namespace
 
-uint64_t Random::bits() {
-  state_ += 0x9E3779B97F4A7C15u;
-  uint64_t z = state_;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
-int64_t Random::in(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
-}
-
-float Random::normal() {
-  // Irwin-Hall with four uniforms, scaled to unit variance.
-  float sum = 0;
-  const uint64_t x = bits();
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>((x >> (16 * i)) & 0xFFFFu) / 65536.0f;
-  return (sum - 2.0f) * 1.7320508f;
-}
-
-DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  check(cudaMalloc(&data_, bytes), "cudaMalloc");
-  check(cudaMemset(data_, 0xFF, bytes), "cudaMemset");
-}
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
-
-void DeviceBuffer::upload(size_t offset, const void* data, size_t bytes) {
-  if (bytes == 0) return;
-  check(cudaMemcpy(as<char>() + offset, data, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-}
-void DeviceBuffer::download_bytes(void* out, size_t bytes) const {
-  if (bytes == 0) return;
-  check(cudaMemcpy(out, data_, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
-}
-
 int64_t sets_of(const Case& c) {
   return c.set_owner == SetOwner::kAllHeads    ? 1
          : c.set_owner == SetOwner::kQueryHead ? c.query_heads
@@ -331,10 +288,8 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
     p.pooled_tile_stride = sets * p.pooled_head_stride;
     pooled_ = DeviceBuffer(static_cast<size_t>(tiles_ * p.pooled_tile_stride + 1) * 4);
     p.pooled_weights = pooled_.as<float>();
-    if (c.tile_rule == TileRule::kStep) {
-      own_mass_ = DeviceBuffer(static_cast<size_t>(tiles_ * sets + 1) * 4);
-      p.own_tile_mass = own_mass_.as<float>();
-    }
+    own_mass_ = DeviceBuffer(static_cast<size_t>(tiles_ * sets + 1) * 4);
+    p.own_tile_mass = own_mass_.as<float>();
   }
   place_keys(c, data, placement);
   workspace_ = DeviceBuffer(cuda_attention_workspace_bytes(p));

@@ -9,55 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda/test/device_test.h"
 #include "kascade/attention.h"
 
 namespace kascade::cuda_test {
-
-/// splitmix64.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t bits();
-  int64_t in(int64_t low, int64_t high);  // inclusive
-  float normal();
-
- private:
-  uint64_t state_;
-};
-
-/// Device memory filled with 0xFF (NaN in every float type, -1 in integers), freed with the object.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(size_t bytes);
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
-  ~DeviceBuffer();
-
-  template <class T>
-  static DeviceBuffer of(const std::vector<T>& values) {
-    DeviceBuffer buffer(values.size() * sizeof(T));
-    buffer.upload(0, values.data(), values.size() * sizeof(T));
-    return buffer;
-  }
-  void upload(size_t offset, const void* data, size_t bytes);
-  template <class T>
-  std::vector<T> download(size_t count) const {
-    std::vector<T> values(count);
-    download_bytes(values.data(), count * sizeof(T));
-    return values;
-  }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void download_bytes(void* out, size_t bytes) const;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 enum class Values { kNormal, kEqualScores, kRamp, kOneHuge, kMassTies };
 
@@ -78,7 +33,7 @@ struct Case {
   Values values = Values::kNormal;
   float peak = 1.5f;
   float k_scale = 1, v_scale = 1;
-  bool by_products = false;  // pooled weights, and in step calls own_tile_mass
+  bool by_products = false;  // pooled weights and own_tile_mass
   uint64_t seed = 1;
 };
 
