@@ -16,7 +16,7 @@ void RunOptions::add_machine(CLI::App& verb) {
   verb.add_option("--threads", threads, "Threads; 0 = every processor this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  verb.add_option("--device", device, "Where to run")
+  verb.add_option("--device", device, "Where to run; auto: a GPU where the build and the machine have one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
 }
@@ -32,13 +32,22 @@ void RunOptions::add(CLI::App& verb, bool model_required) {
   add_json(verb);
 }
 
-std::shared_ptr<const Model> RunOptions::open() const {
-  require<Unsupported>(device != "cuda", "--device cuda: this build runs models on the CPU only (auto, cpu)");
-  return Model::open(model);
-}
+std::shared_ptr<const Model> RunOptions::open() const { return Model::open(model); }
 
 std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const Model> opened) const {
-  return PreparedModel::create(std::move(opened), compute);
+  if (device != "auto") return PreparedModel::create(std::move(opened), compute, device);
+#ifdef KASCADE_CUDA
+  if (compute == "auto") {
+    try {
+      return PreparedModel::create(opened, compute, "cuda");
+    } catch (const Unsupported& error) {
+      note(fmt::format("runs on the CPU: {}", error.what()));
+    } catch (const OutOfMemory& error) {
+      note(fmt::format("runs on the CPU: {}", error.what()));
+    }
+  }
+#endif
+  return PreparedModel::create(std::move(opened), compute, "cpu");
 }
 
 BudgetPreset parse_budget_preset(const std::string& name) {

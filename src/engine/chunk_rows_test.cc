@@ -5,6 +5,7 @@
 
 #include "engine/kv_cache.h"
 #include "engine/layer_attention.h"
+#include "engine/rules.h"
 
 namespace kascade {
 namespace {
@@ -47,7 +48,7 @@ TEST(ChunkRows, ALongContextStaysWithinItsScratch) {
       options.anchors = std::string(info.name).starts_with("kascade-p") ? std::vector{0, 2, 8} : every_layer;
     const auto policy = make_policy(info.name, options, identity, nullptr);
     const auto bytes_of = [&](int64_t rows) { return attention.prefill_bytes(policy.get(), rows, 131072); };
-    const int64_t rows = chunk_rows(512, attention.prefill_granule(policy.get()), 256 * kMiB, bytes_of);
+    const int64_t rows = chunk_rows(512, prefill_granule(policy.get(), config.layers), 256 * kMiB, bytes_of);
     EXPECT_LE(bytes_of(rows), 256 * kMiB) << info.name;
     EXPECT_GE(rows, 64) << info.name;
   }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "engine/chunk_rows.h"
+#include "engine/rules.h"
 
 namespace kascade {
 namespace {
@@ -138,7 +139,7 @@ int64_t CpuEngine::prefill_rows(const Policy* policy, int64_t length) {
       sizeof(float) * (static_cast<uint64_t>(config_.hidden) * 2 + static_cast<uint64_t>(config_.ffn) * 2 +
                        static_cast<uint64_t>(config_.query_heads + config_.kv_heads) * 2 * config_.head_dim);
   return chunk_rows(
-      options_.prefill_chunk, attention_.prefill_granule(policy), kChunkScratchBytes, [&](int64_t rows) {
+      options_.prefill_chunk, prefill_granule(policy, config_.layers), kChunkScratchBytes, [&](int64_t rows) {
         return row_bytes * static_cast<uint64_t>(rows) + attention_.prefill_bytes(policy, rows, length);
       });
 }

@@ -65,8 +65,9 @@ GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int3
 
   auto decode_start = Clock::now();
   result.finish = "length";
+  int32_t next = -1;  // the token after the last step, where the engine chose it
   while (result.new_tokens < options.max_tokens) {
-    const int32_t token = sampler.sample(engine.logits(hidden));
+    const int32_t token = next >= 0 ? next : sampler.sample(engine.logits(hidden));
     if (!options.ignore_end && tokenizer.ends_generation(token)) {
       result.finish = "end";
       break;
@@ -84,7 +85,12 @@ GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int3
     }
     if (result.new_tokens == options.max_tokens) break;
     const ForwardItem item{&sequence, {&token, 1}, 0};
-    hidden = engine.forward({&item, 1}, ForwardOptions{.phase = Phase::kDecode, .policy = policy});
+    if (options.temperature == 0) {
+      engine.forward_greedy({&item, 1}, policy, {&next, 1});
+      hidden = sequence.last_hidden();  // a NaN among its logits (next is -1) is the sampler's to report
+    } else {
+      hidden = engine.forward({&item, 1}, ForwardOptions{.phase = Phase::kDecode, .policy = policy});
+    }
   }
   if (result.new_tokens > 0) result.decode_seconds = seconds_since(decode_start);
   emit(stream.push(decoder.flush()));

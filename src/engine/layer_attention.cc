@@ -2,48 +2,11 @@
 #include "engine/layer_attention.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/check.h"
+#include "engine/rules.h"
 
 namespace kascade {
-namespace {
-
-// Lengths are rounded up to this many keys when memory is measured, so that a growing sequence asks for more
-// once in a thousand steps.
-constexpr int64_t kLengthStep = 1024;
-
-int64_t rounded_length(int64_t length) { return (length + kLengthStep - 1) / kLengthStep * kLengthStep; }
-
-bool selects(const LayerRule& rule) {
-  return rule.role == Role::kLayer0 || rule.role == Role::kAnchor || rule.selects_itself;
-}
-
-int64_t sets_per_tile(SetOwner owner, const ModelConfig& config) {
-  switch (owner) {
-    case SetOwner::kKvHead:
-      return config.kv_heads;
-    case SetOwner::kAllHeads:
-      return 1;
-    case SetOwner::kQueryHead:
-      return config.query_heads;
-  }
-  throw_error<BadArgument>("set_owner: unknown value {}", static_cast<int>(owner));
-}
-
-LayerRule rule_of(const Policy* policy, int layer, Phase phase) {
-  return policy != nullptr ? policy->rule(layer, phase) : LayerRule{};
-}
-
-/// The sets' shape, for the operator's own counting of tiles: a layer with dense output that fills sets for
-/// others counts like a selecting one.
-AttentionParams shape_of_sets(AttentionParams params) {
-  if (params.role == Role::kDense) params.role = Role::kLayer0;
-  return params;
-}
-
-}  // namespace
-
 LayerAttention::LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache,
                                const std::string& kernel_name, ThreadPool& pool)
     : config_(config), cache_(std::move(cache)), best_(select_attention_kernel(kernel_name)), pool_(pool) {
@@ -96,17 +59,6 @@ const AttentionKernel& LayerAttention::kernel_for(const AttentionParams& params)
   return best_;  // which says what it does not support
 }
 
-int64_t LayerAttention::fill_tile_offsets(const AttentionParams& params,
-                                          std::vector<int32_t>& offsets) const {
-  offsets.resize(static_cast<size_t>(params.batch) + 1);
-  offsets[0] = 0;
-  for (int32_t b = 0; b < params.batch; ++b) {
-    const int64_t q_len = params.cu_seqlens_q[b + 1] - params.cu_seqlens_q[b];
-    offsets[b + 1] = offsets[b] + static_cast<int32_t>(tiles_of(params, q_len, params.seq_lens_kv[b]));
-  }
-  return offsets[params.batch];
-}
-
 void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase, int first_layer) {
   batch_ = &batch;
   policy_ = policy;
@@ -125,7 +77,7 @@ void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase
     const BatchView& view = view_for(rule);
     AttentionParams params = params_for(rule, view);
     params.max_kv_len = static_cast<int32_t>(rounded_length(view.max_budget_len));
-    if (selects(rule)) {
+    if (selects_sets(rule)) {
       const AttentionParams shape = shape_of_sets(params);
       capacity = static_cast<int32_t>(required_capacity(shape));
       const int64_t sets = fill_tile_offsets(shape, tile_offsets_) * sets_per_tile(rule.set_owner, config_);
@@ -154,9 +106,8 @@ void LayerAttention::begin(const Batch& batch, const Policy* policy, Phase phase
     lse_.grow(batch.rows() * config_.query_heads);
 }
 
-void LayerAttention::place_sets(const LayerRule& rule, int layer, const BatchView& view,
-                                AttentionParams& params) {
-  if (selects(rule)) {
+void LayerAttention::place_sets(const LayerRule& rule, int layer, AttentionParams& params) {
+  if (selects_sets(rule)) {
     const int64_t tiles = fill_tile_offsets(shape_of_sets(params), tile_offsets_);
     params.positions = positions_.data();
     params.counts = counts_.data();
@@ -167,11 +118,7 @@ void LayerAttention::place_sets(const LayerRule& rule, int layer, const BatchVie
   }
   if (rule.role != Role::kReuse) return;
   const AttentionParams& made = sets_.params;
-  require<BadArgument>(
-      sets_.alive && sets_.view == &view && made.set_owner == params.set_owner &&
-          made.tile_rule == params.tile_rule && made.tile == params.tile,
-      "policy {}: layer {} reuses index sets of another owner or another kind of tile than were selected",
-      policy_->name(), layer);
+  require_same_sets(*policy_, layer, params, sets_.alive ? &made : nullptr);
   params.positions = made.positions;
   params.counts = made.counts;
   params.tile_offsets = made.tile_offsets;
@@ -192,7 +139,7 @@ const AttentionParams& LayerAttention::run(int layer, const float* q, float* out
   params_.q = q;
   params_.out = out;
   if (rule.needs_lse) params_.lse = lse_.data();
-  place_sets(rule, layer, view, params_);
+  place_sets(rule, layer, params_);
   if (observer != nullptr) {
     observer->before_attention(layer, phase_, params_);
     workspace_.grow(
@@ -202,7 +149,7 @@ const AttentionParams& LayerAttention::run(int layer, const float* q, float* out
     run_with_states(layer, rule, view, params_);
   else
     call(params_);
-  if (selects(rule)) sets_ = Sets{true, params_, &view};
+  if (selects_sets(rule)) sets_ = Sets{true, params_};
   return params_;
 }
 
@@ -260,16 +207,6 @@ AttentionParams LayerAttention::one_sequence(const AttentionParams& params, cons
   return one;
 }
 
-int64_t LayerAttention::prefill_granule(const Policy* policy) {
-  int64_t granule = 1;
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
-    if (rule.role != Role::kDense || rule.selects_itself) granule = std::lcm(granule, int64_t{rule.tile});
-    if (granule > INT32_MAX) break;  // no chunk is a multiple of it
-  }
-  return granule;
-}
-
 uint64_t LayerAttention::prefill_bytes(const Policy* policy, int64_t rows, int64_t kv_len) {
   uint64_t set_bytes = 0, workspace_bytes = 0;
   BatchView view;
@@ -282,11 +219,11 @@ uint64_t LayerAttention::prefill_bytes(const Policy* policy, int64_t rows, int64
   for (int layer = 0; layer < config_.layers; ++layer) {
     const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
     AttentionParams params = params_for(rule, view);
-    if (selects(rule) || rule.role == Role::kReuse) {
+    if (selects_sets(rule) || rule.role == Role::kReuse) {
       const AttentionParams shape = shape_of_sets(params);
       params.max_tiles = static_cast<int32_t>(fill_tile_offsets(shape, offsets));
       params.tile_offsets = offsets.data();
-      if (selects(rule)) capacity = static_cast<int32_t>(required_capacity(shape));
+      if (selects_sets(rule)) capacity = static_cast<int32_t>(required_capacity(shape));
       params.capacity = capacity;
       const uint64_t sets = static_cast<uint64_t>(params.max_tiles) *
                             static_cast<uint64_t>(sets_per_tile(rule.set_owner, config_));

@@ -22,8 +22,8 @@ namespace kascade {
 class LayerAttention {
  public:
   /// kernel_name: "" = for each rule the best implementation that supports it.
-  LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache, const std::string& kernel_name,
-                 ThreadPool& pool);
+  LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache,
+                 const std::string& kernel_name, ThreadPool& pool);
 
   /// Before the layers of a forward call: takes the policy's rules for [first_layer, layers) and makes room
   /// for every index set and workspace, so that run() allocates nothing unless an observer asks for more.
@@ -40,8 +40,6 @@ class LayerAttention {
 
   /// Bytes that a prefill call of `rows` rows of one sequence of kv_len keys takes.
   uint64_t prefill_bytes(const Policy* policy, int64_t rows, int64_t kv_len);
-  /// Chunks of a prompt that end at multiples of this many positions keep tiles whole.
-  int64_t prefill_granule(const Policy* policy);
 
   uint64_t bytes() const { return positions_.bytes() + counts_.bytes() + lse_.bytes() + workspace_.bytes(); }
 
@@ -51,14 +49,12 @@ class LayerAttention {
     bool alive = false;
     AttentionParams
         params;  // positions, counts, tile_offsets, capacity, set_owner, tile and tile_rule are read
-    const BatchView* view = nullptr;
   };
 
   const BatchView& view_for(const LayerRule& rule) const;
   AttentionParams params_for(const LayerRule& rule, const BatchView& view) const;
   const AttentionKernel& kernel_for(const AttentionParams& params) const;
-  int64_t fill_tile_offsets(const AttentionParams& params, std::vector<int32_t>& offsets) const;
-  void place_sets(const LayerRule& rule, int layer, const BatchView& view, AttentionParams& params);
+  void place_sets(const LayerRule& rule, int layer, AttentionParams& params);
   void call(const AttentionParams& params);
   void run_with_states(int layer, const LayerRule& rule, const BatchView& view, AttentionParams& params);
   AttentionParams one_sequence(const AttentionParams& params, const BatchView& view, int32_t b);

@@ -40,14 +40,15 @@ uint64_t peak_bytes() {
   return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
 }
 
-// One engine a worker, the threads shared out between them. Any of them can hold every prompt of the
-// calibration.
+// One engine a worker, the CPU's threads shared out between them; a GPU is kept busy by one. Any of them can
+// hold every prompt of the calibration.
 std::vector<std::unique_ptr<Engine>> make_engines(const std::shared_ptr<const PreparedModel>& model,
                                                   int threads, const CalibrationPrompts& prompts,
                                                   int64_t max_new_tokens) {
   const int available = ThreadPool(threads).threads();
   const auto most = static_cast<int>(std::max(prompts.choice.size(), prompts.validation.size()));
-  const int workers = std::max(1, std::min(available, most));
+  const int workers =
+      model->device() == std::string_view("cuda") ? 1 : std::max(1, std::min(available, most));
   EngineOptions options;
   options.threads = std::max(1, available / workers);
   const auto add = [&](int64_t tokens) {

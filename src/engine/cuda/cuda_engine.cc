@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/cuda_engine.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/chunk_rows.h"
+#include "engine/rules.h"
+
+namespace kascade {
+namespace {
+
+using cuda::check_call;
+using cuda::DeviceMatrix;
+using cuda::Part;
+
+constexpr int32_t kDefaultChunk = 8192;
+// Index sets and workspace of a prompt's chunk: a chunk that would take more is cut into smaller ones.
+constexpr uint64_t kChunkScratchBytes = uint64_t{3} << 30;
+// Shapes of steps whose graphs are kept.
+constexpr size_t kMostGraphs = 32;
+// Products of fewer rows than a whole chunk take what the library suggests first; those of steps and of whole
+// chunks are worth choosing by time.
+constexpr int64_t kMostStepRows = 64;
+// The head multiplies as many rows at once, so that logits of many rows are made as those of few.
+constexpr int64_t kHeadRows = 512;
+
+cuda::Products mode_of(const EngineOptions& options) {
+  return options.invariant ? cuda::Products::kInvariant : cuda::Products::kFast;
+}
+
+Part part_of(Role role) {
+  switch (role) {
+    case Role::kDense:
+      return Part::kDense;
+    case Role::kLayer0:
+      return Part::kLayer0;
+    case Role::kAnchor:
+      return Part::kAnchor;
+    case Role::kReuse:
+      return Part::kReuse;
+  }
+  return Part::kRest;
+}
+
+template <class T>
+void copy_to_host(T* to, const T* from, int64_t count, const cuda::Stream& stream) {
+  check_call(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
+      "cudaMemcpyAsync");
+}
+
+template <class T>
+void copy_to_device(T* to, const T* from, int64_t count, const cuda::Stream& stream) {
+  check_call(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice, stream.get()),
+      "cudaMemcpyAsync");
+}
+
+void require_cache_fits(const KvCacheShape& shape, const CudaModel& model) {
+  size_t free = 0, total = 0;
+  check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  require<OutOfMemory>(shape.total_bytes() <= free,
+                       "KV cache: {} tokens need {}, but {} of the {} of {} are free beside the weights",
+                       shape.pages * shape.page_size, cuda::gigabytes(shape.total_bytes()),
+                       cuda::gigabytes(free), cuda::gigabytes(total), model.device_info().name);
+}
+
+uint64_t row_bytes(const ModelConfig& config) {
+  const auto hidden = static_cast<uint64_t>(config.hidden), ffn = static_cast<uint64_t>(config.ffn);
+  const auto heads = static_cast<uint64_t>(2 * config.query_heads + 2 * config.kv_heads);
+  return hidden * (sizeof(float) + sizeof(__nv_bfloat16)) +
+         (heads * static_cast<uint64_t>(config.head_dim) + 3 * ffn) * sizeof(__nv_bfloat16);
+}
+
+}  // namespace
+
+CudaEngine::CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptions& options)
+    : CachedEngine(model, options, kDefaultChunk),
+      prepared_(std::move(model)),
+      products_(mode_of(options)),
+      cache_([&] {
+        require<BadArgument>(options_.attention_kernel.empty() || options_.attention_kernel == "cuda-sm90",
+                             "attention_kernel: {} does not run on a GPU", options_.attention_kernel);
+        const KvCacheShape shape = cache_shape(DType::kBF16);
+        require_cache_fits(shape, *prepared_);
+        return std::make_shared<CudaKvCache>(shape, stream_);
+      }()),
+      attention_(config_, cache_,
+                 (int64_t{config_.query_heads} + int64_t{2} * config_.kv_heads) * config_.head_dim),
+      q_width_(int64_t{config_.query_heads} * config_.head_dim),
+      qkv_width_(q_width_ + int64_t{2} * config_.kv_heads * config_.head_dim) {
+  pool_ = cache_;
+  const std::vector<double> frequencies = rope_frequencies();
+  rope_frequencies_.grow(std::ssize(frequencies));
+  copy_to_device(rope_frequencies_.data(), frequencies.data(), std::ssize(frequencies), stream_);
+  stream_.wait();
+}
+
+CudaEngine::~CudaEngine() { forget_graphs(); }
+
+uint64_t CudaEngine::planned_bytes(const ModelConfig& config, const EngineOptions& options, int64_t batch) {
+  const int64_t chunk = options.prefill_chunk == 0 ? kDefaultChunk : options.prefill_chunk;
+  const int64_t tokens = options.cache_tokens == 0 ? config.context : options.cache_tokens;
+  const KvCacheShape shape{.layers = config.layers,
+                           .kv_heads = config.kv_heads,
+                           .head_dim = config.head_dim,
+                           .pages = (tokens - 1) / options.page_size + 1,
+                           .page_size = options.page_size};
+  const auto rope = static_cast<uint64_t>(config.context * config.head_dim) * sizeof(float);
+  const auto head = static_cast<uint64_t>(std::max(batch, int64_t{1})) *
+                    static_cast<uint64_t>(config.vocabulary) * sizeof(float);
+  return shape.total_bytes() + static_cast<uint64_t>(chunk) * row_bytes(config) + kChunkScratchBytes + rope +
+         head;
+}
+
+bool CudaEngine::make_room(int64_t rows) {
+  bool moved = residual_.grow(rows * config_.hidden);
+  moved |= normed_.grow(rows * config_.hidden);
+  moved |= qkv_.grow(rows * qkv_width_);
+  moved |= attended_.grow(rows * q_width_);
+  moved |= gate_up_.grow(rows * 2 * config_.ffn);
+  moved |= activated_.grow(rows * config_.ffn);
+  return moved;
+}
+
+bool CudaEngine::grow_rope_table(int64_t positions) {
+  if (positions <= rope_positions_) return false;
+  const int64_t wanted = std::min(config_.context, std::max(positions, int64_t{4096} + rope_positions_ * 2));
+  const int half = config_.head_dim / 2;
+  stream_.wait();
+  rope_positions_ = 0;
+  rope_table_.grow(wanted * half);
+  cuda::rope_table(rope_frequencies_.data(), half, 0, wanted, rope_table_.data(), stream_.get());
+  rope_positions_ = wanted;
+  return true;
+}
+
+void CudaEngine::prepare_products(int64_t rows, bool head) {
+  const int64_t key = rows * 2 + (head ? 1 : 0);
+  if (std::find(prepared_rows_.begin(), prepared_rows_.end(), key) != prepared_rows_.end()) return;
+  if (!config_.layers) return;
+  const CudaLayer& layer = prepared_->layers().front();
+  if (head) {
+    products_.prepare(prepared_->head(), rows, true, false, stream_.get());
+  } else {
+    products_.prepare(layer.qkv, rows, false, false, stream_.get());
+    products_.prepare(layer.output, rows, true, true, stream_.get());
+    products_.prepare(layer.gate_up, rows, false, false, stream_.get());
+    products_.prepare(layer.down, rows, true, true, stream_.get());
+  }
+  prepared_rows_.push_back(key);
+}
+
+std::span<const float> CudaEngine::fetch(const float* from, int64_t count) {
+  host_hidden_.grow(count);
+  copy_to_host(host_hidden_.data(), from, count, stream_);
+  stream_.wait();
+  return {host_hidden_.data(), static_cast<size_t>(count)};
+}
+
+std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, HiddenRows wanted,
+                                              std::span<int32_t> next) {
+  const int64_t rows = batch_.rows(), hidden = config_.hidden;
+  const int32_t sequences = batch_.items.size();
+  last_row_list_.clear();
+  for (int32_t b = 0; b < sequences; ++b) last_row_list_.push_back(batch_.items.cu_seqlens_q[b + 1] - 1);
+
+  upload_.clear();
+  const size_t slots = upload_.add<int64_t>(batch_.slots), tokens = upload_.add<int32_t>(batch_.tokens),
+               positions = upload_.add<int32_t>(batch_.positions),
+               last_rows = upload_.add<int32_t>(last_row_list_);
+  bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
+  moved |= upload_.place();
+  moved |= make_room(rows);
+  moved |= grow_rope_table(batch_.items.max_kv_len);
+  moved |= last_.grow(sequences * hidden);
+  if (!next.empty()) {
+    moved |= last_normed_.grow(sequences * hidden);
+    moved |= logits_.grow(sequences * config_.vocabulary);
+    moved |= next_.grow(sequences);
+    host_next_.grow(sequences);
+  }
+  if (moved) forget_graphs();
+  attention_.place(upload_);
+  slots_ = upload_.at<int64_t>(slots);
+  tokens_ = upload_.at<int32_t>(tokens);
+  positions_ = upload_.at<int32_t>(positions);
+  last_rows_ = upload_.at<int32_t>(last_rows);
+  if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kMostStepRows))
+    prepare_products(rows, false);
+  if (!next.empty()) prepare_products(sequences, true);
+
+  try {
+    upload_.send(stream_);
+    const bool step = options.phase == Phase::kDecode && options.observer == nullptr &&
+                      options.first_layer == 0 && timer_ == nullptr;
+    if (step) {
+      replay(options, !next.empty());
+    } else {
+      enqueue(options, wanted, !next.empty());
+    }
+    if (!next.empty()) copy_to_host(host_next_.data(), next_.data(), sequences, stream_);
+    if (wanted == HiddenRows::kNone) {
+      stream_.wait();
+      return {};
+    }
+    const bool all = wanted == HiddenRows::kAll;
+    const std::span<const float> result =
+        fetch(all ? residual_.data() : last_.data(), (all ? rows : sequences) * hidden);
+    std::copy_n(host_next_.data(), next.size(), next.data());
+    return result;
+  } catch (const DeviceError&) {
+    cudaStreamSynchronize(stream_.get());  // what was enqueued ends before its memory is used again
+    throw;
+  }
+}
+
+void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, bool greedy) {
+  const int64_t rows = batch_.rows(), hidden = config_.hidden;
+  if (timer_ != nullptr) timer_->begin(Part::kRest, stream_.get());
+  if (options.first_layer == 0) {
+    cuda::embed(prepared_->embedding().weight, tokens_, rows, hidden, residual_.data(), stream_.get());
+  } else {
+    copy_to_device(residual_.data(), options.hidden_in, rows * hidden, stream_);
+  }
+  for (int layer = options.first_layer; layer < config_.layers; ++layer)
+    run_layer(layer, rows, options, wanted == HiddenRows::kNone && layer == config_.layers - 1);
+  if (wanted == HiddenRows::kLast) {
+    const int32_t sequences = batch_.items.size();
+    cuda::gather_rows(residual_.data(), last_rows_, sequences, hidden, last_.data(), stream_.get());
+    if (greedy) enqueue_head(sequences, true);
+  }
+  if (timer_ != nullptr) timer_->end(stream_.get());
+}
+
+void CudaEngine::run_layer(int layer, int64_t rows, const ForwardOptions& options, bool only_keys) {
+  const CudaLayer& weights = prepared_->layers()[layer];
+  const int64_t hidden = config_.hidden;
+  const float epsilon = config_.norm_epsilon;
+  const cudaStream_t stream = stream_.get();
+  const auto part = [&](Part name) {
+    if (timer_ != nullptr) timer_->begin(name, stream);
+  };
+  const bool observed = options.observer != nullptr;
+  if (observed) {
+    const std::span<const float> entering = fetch(residual_.data(), rows * hidden);
+    residual_in_.assign(entering.begin(), entering.end());
+  }
+
+  part(Part::kRest);
+  cuda::rms_norm(residual_.data(), weights.attention_norm, epsilon, rows, hidden, normed_.data(), stream);
+  part(Part::kProducts);
+  products_.multiply(weights.qkv, normed_.data(), rows, qkv_.data(), false, false, stream);
+  part(Part::kRest);
+  cuda::RopeAppend rope;
+  rope.qkv = qkv_.data();
+  rope.row_stride = qkv_width_;
+  rope.bias = weights.qkv_bias;
+  rope.q_norm = weights.q_norm;
+  rope.k_norm = weights.k_norm;
+  rope.norm_epsilon = epsilon;
+  rope.rope_table = rope_table_.data();
+  rope.adjacent = config_.rope_layout == RopeLayout::kAdjacent;
+  rope.positions = positions_;
+  rope.slots = slots_;
+  rope.k_pages = reinterpret_cast<__nv_bfloat16*>(cache_->plane(layer, false));
+  rope.v_pages = reinterpret_cast<__nv_bfloat16*>(cache_->plane(layer, true));
+  rope.page_size = options_.page_size;
+  rope.query_heads = config_.query_heads;
+  rope.kv_heads = config_.kv_heads;
+  rope.head_dim = config_.head_dim;
+  cuda::rope_append(rope, rows, stream);
+  // The last layer's keys are all that later chunks need of it.
+  if (only_keys) return;
+
+  const AttentionParams* ran = nullptr;
+  part(part_of(attention_.shape().layers[layer].role));
+  if (observed) {
+    ran = &attention_.run_observed(layer, qkv_.data(), attended_.data(), stream_, *options.observer);
+  } else {
+    attention_.run(layer, qkv_.data(), attended_.data(), stream_);
+  }
+  part(Part::kProducts);
+  products_.multiply(weights.output, attended_.data(), rows, residual_.data(), true, true, stream);
+  if (observed) {
+    const std::span<const float> leaving = fetch(residual_.data(), rows * hidden);
+    residual_out_.assign(leaving.begin(), leaving.end());
+    options.observer->after_attention(LayerEvent{.layer = layer,
+                                                 .phase = options.phase,
+                                                 .attention = ran,
+                                                 .residual_in = residual_in_.data(),
+                                                 .residual_out = residual_out_.data(),
+                                                 .rows = rows});
+  }
+  part(Part::kRest);
+  cuda::rms_norm(residual_.data(), weights.ffn_norm, epsilon, rows, hidden, normed_.data(), stream);
+  part(Part::kProducts);
+  products_.multiply(weights.gate_up, normed_.data(), rows, gate_up_.data(), false, false, stream);
+  part(Part::kRest);
+  cuda::silu_multiply(gate_up_.data(), rows, config_.ffn, activated_.data(), stream);
+  part(Part::kProducts);
+  products_.multiply(weights.down, activated_.data(), rows, residual_.data(), true, true, stream);
+  part(Part::kRest);
+  if (observed) options.observer->after_layer(layer, fetch(residual_.data(), rows * hidden).data(), rows);
+}
+
+void CudaEngine::enqueue_head(int64_t rows, bool greedy) {
+  const auto part = [&](Part name) {
+    if (timer_ != nullptr) timer_->begin(name, stream_.get());
+  };
+  part(Part::kRest);
+  cuda::rms_norm(last_.data(), prepared_->final_norm(), config_.norm_epsilon, rows, config_.hidden,
+                 last_normed_.data(), stream_.get());
+  part(Part::kProducts);
+  products_.multiply(prepared_->head(), last_normed_.data(), rows, logits_.data(), true, false,
+                     stream_.get());
+  part(Part::kRest);
+  if (greedy) cuda::arg_max(logits_.data(), rows, config_.vocabulary, next_.data(), stream_.get());
+}
+
+CudaEngine::Graph& CudaEngine::graph_for(bool greedy) {
+  for (Graph& graph : graphs_)
+    if (graph.greedy == greedy && graph.shape == attention_.shape()) return graph;
+  if (graphs_.size() == kMostGraphs) {
+    const auto oldest = std::min_element(graphs_.begin(), graphs_.end(), [](const Graph& a, const Graph& b) {
+      return a.last_use < b.last_use;
+    });
+    if (oldest->executable != nullptr) cudaGraphExecDestroy(oldest->executable);
+    graphs_.erase(oldest);
+  }
+  graphs_.push_back({.shape = attention_.shape(), .greedy = greedy});
+  return graphs_.back();
+}
+
+void CudaEngine::replay(const ForwardOptions& options, bool greedy) {
+  const HiddenRows wanted = greedy ? HiddenRows::kLast : HiddenRows::kAll;
+  Graph& graph = graph_for(greedy);
+  const bool known = graph.last_use != 0;
+  graph.last_use = ++step_;
+  // The first step of a shape runs as it is: it may be the only one, and what is loaded when a kernel first
+  // runs is not loaded while a graph is captured.
+  if (!known) return enqueue(options, wanted, greedy);
+  if (graph.executable == nullptr) {
+    check_call(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture");
+    cudaGraph_t captured = nullptr;
+    try {
+      enqueue(options, wanted, greedy);
+    } catch (...) {
+      cudaStreamEndCapture(stream_.get(), &captured);
+      if (captured != nullptr) cudaGraphDestroy(captured);
+      cudaGetLastError();
+      throw;
+    }
+    check_call(cudaStreamEndCapture(stream_.get(), &captured), "cudaStreamEndCapture");
+    const cudaError_t made = cudaGraphInstantiate(&graph.executable, captured, 0);
+    cudaGraphDestroy(captured);
+    check_call(made, "cudaGraphInstantiate");
+  }
+  check_call(cudaGraphLaunch(graph.executable, stream_.get()), "cudaGraphLaunch");
+}
+
+void CudaEngine::forget_graphs() {
+  for (const Graph& graph : graphs_)
+    if (graph.executable != nullptr) cudaGraphExecDestroy(graph.executable);
+  graphs_.clear();
+}
+
+int64_t CudaEngine::prefill_rows(const Policy* policy, int64_t length) {
+  return chunk_rows(options_.prefill_chunk, prefill_granule(policy, config_.layers), kChunkScratchBytes,
+                    [&](int64_t rows) { return attention_.prefill_bytes(policy, rows, length); });
+}
+
+std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
+  const int64_t width = config_.hidden, vocabulary = config_.vocabulary;
+  require<BadArgument>(hidden.size() % static_cast<size_t>(width) == 0,
+                       "logits: {} values, expected whole rows of {}", hidden.size(), width);
+  const auto rows = static_cast<int64_t>(hidden.size()) / width;
+  if (rows == 0) return {};
+  const int64_t at_once = std::min(rows, kHeadRows);
+  bool moved = last_.grow(at_once * width);
+  moved |= last_normed_.grow(at_once * width);
+  moved |= logits_.grow(at_once * vocabulary);
+  if (moved) forget_graphs();
+  host_logits_.grow(rows * vocabulary);
+  if (rows <= kMostStepRows) prepare_products(rows, true);
+  for (int64_t row = 0; row < rows; row += at_once) {
+    const int64_t count = std::min(at_once, rows - row);
+    copy_to_device(last_.data(), hidden.data() + row * width, count * width, stream_);
+    enqueue_head(count, false);
+    copy_to_host(host_logits_.data() + row * vocabulary, logits_.data(), count * vocabulary, stream_);
+  }
+  stream_.wait();
+  return {host_logits_.data(), static_cast<size_t>(rows * vocabulary)};
+}
+
+void CudaEngine::fill_cache(Sequence& sequence, int64_t length, uint64_t seed) {
+  auto& cached = dynamic_cast<CachedSequence&>(sequence);
+  require<BadArgument>(cached.pool() == pool_.get() && cached.length() == 0,
+                       "fill_cache: expected an empty sequence that this engine made");
+  cached.reserve(length);
+  const int64_t elements = cache_->shape().page_elements();
+  const std::vector<int32_t>& pages = cached.page_table();
+  for (int plane = 0; plane < config_.layers * 2; ++plane) {
+    auto* base = reinterpret_cast<__nv_bfloat16*>(cache_->plane(plane / 2, plane % 2 != 0));
+    for (size_t begin = 0; begin < pages.size();) {  // runs of neighbouring pages
+      size_t end = begin + 1;
+      while (end < pages.size() && pages[end] == pages[end - 1] + 1) ++end;
+      cuda::fill_normal(base + pages[begin] * elements, static_cast<int64_t>(end - begin) * elements, 1,
+                        seed + static_cast<uint64_t>(plane) * 1000003u + begin, stream_.get());
+      begin = end;
+    }
+  }
+  stream_.wait();
+  cached.commit(length, {});
+}
+
+uint64_t CudaEngine::memory_bytes() const {
+  uint64_t bytes = prepared_->bytes() + cache_->live_bytes() + attention_.bytes() + upload_.bytes() +
+                   products_.workspace_bytes();
+  for (const uint64_t buffer :
+       {residual_.bytes(), normed_.bytes(), qkv_.bytes(), attended_.bytes(), gate_up_.bytes(),
+        activated_.bytes(), last_.bytes(), last_normed_.bytes(), logits_.bytes(), next_.bytes(),
+        rope_frequencies_.bytes(), rope_table_.bytes()})
+    bytes += buffer;
+  return bytes;
+}
+
+}  // namespace kascade

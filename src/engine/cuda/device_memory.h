@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the GPU and pinned memory of the host, and CUDA calls with their errors checked.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "base/check.h"
+
+namespace kascade::cuda {
+
+/// Throws DeviceError naming the call.
+inline void check_call(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  throw_error<DeviceError>("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+/// The current device, as messages name it.
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  uint64_t total_bytes = 0, free_bytes = 0;
+};
+/// Throws Unsupported (no device, its architecture, its driver; each named with what is supported).
+DeviceInfo usable_device();
+/// "12.3 GB".
+std::string gigabytes(uint64_t bytes);
+
+enum class Place : uint8_t { kDevice, kPinned };
+
+/// Memory that grows when a larger problem comes and then stays. grow() does not keep what it held, and waits
+/// for the device when it moves.
+template <class T, Place place = Place::kDevice>
+class CudaBuffer {
+ public:
+  explicit CudaBuffer(const char* name) : name_(name) {}
+  ~CudaBuffer() { release(); }
+  CudaBuffer(const CudaBuffer&) = delete;
+  CudaBuffer& operator=(const CudaBuffer&) = delete;
+
+  /// At least count elements; whether the buffer moved. Throws OutOfMemory naming the buffer; it is empty
+  /// then.
+  bool grow(int64_t count) {
+    if (count <= count_) return false;
+    // An eighth on top: lengths that grow step by step reallocate a logarithmic number of times.
+    const int64_t rounded = count_ == 0 ? count : count + count / 8;
+    const size_t bytes = static_cast<size_t>(rounded) * sizeof(T);
+    release();
+    void* memory = nullptr;
+    const cudaError_t error =
+        place == Place::kDevice ? cudaMalloc(&memory, bytes) : cudaMallocHost(&memory, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // told here
+      size_t free = 0, total = 0;
+      check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+      throw_error<OutOfMemory>("{}: cannot allocate {} of {} memory ({} of {} are free on the device)", name_,
+                               gigabytes(bytes), place == Place::kDevice ? "device" : "pinned",
+                               gigabytes(free), gigabytes(total));
+    }
+    check_call(error, name_);
+    data_ = static_cast<T*>(memory);
+    count_ = rounded;
+    return true;
+  }
+
+  T* data() const { return data_; }
+  int64_t size() const { return count_; }
+  uint64_t bytes() const { return static_cast<uint64_t>(count_) * sizeof(T); }
+
+ private:
+  void release() {
+    if (data_ == nullptr) return;
+    if constexpr (place == Place::kDevice) {
+      cudaFree(data_);
+    } else {
+      cudaFreeHost(data_);
+    }
+    data_ = nullptr;
+    count_ = 0;
+  }
+
+  const char* name_;
+  T* data_ = nullptr;
+  int64_t count_ = 0;
+};
+
+template <class T>
+using DeviceBuffer = CudaBuffer<T, Place::kDevice>;
+template <class T>
+using PinnedBuffer = CudaBuffer<T, Place::kPinned>;
+
+class Stream {
+ public:
+  Stream() { check_call(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+  void wait() const { check_call(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace kascade::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/rules.h"
+
+#include <numeric>
+
+#include "base/check.h"
+
+namespace kascade {
+namespace {
+
+constexpr int64_t kLengthStep = 1024;
+
+}  // namespace
+
+LayerRule rule_of(const Policy* policy, int layer, Phase phase) {
+  return policy != nullptr ? policy->rule(layer, phase) : LayerRule{};
+}
+
+int64_t sets_per_tile(SetOwner owner, const ModelConfig& config) {
+  switch (owner) {
+    case SetOwner::kKvHead:
+      return config.kv_heads;
+    case SetOwner::kAllHeads:
+      return 1;
+    case SetOwner::kQueryHead:
+      return config.query_heads;
+  }
+  throw_error<BadArgument>("set_owner: unknown value {}", static_cast<int>(owner));
+}
+
+bool selects_sets(const LayerRule& rule) {
+  return rule.role == Role::kLayer0 || rule.role == Role::kAnchor || rule.selects_itself;
+}
+
+AttentionParams shape_of_sets(AttentionParams params) {
+  if (params.role == Role::kDense) params.role = Role::kLayer0;
+  return params;
+}
+
+int64_t fill_tile_offsets(const AttentionParams& params, std::vector<int32_t>& offsets) {
+  offsets.resize(static_cast<size_t>(params.batch) + 1);
+  offsets[0] = 0;
+  for (int32_t b = 0; b < params.batch; ++b) {
+    const int64_t q_len = params.cu_seqlens_q[b + 1] - params.cu_seqlens_q[b];
+    offsets[b + 1] = offsets[b] + static_cast<int32_t>(tiles_of(params, q_len, params.seq_lens_kv[b]));
+  }
+  return offsets[params.batch];
+}
+
+int64_t rounded_length(int64_t length) { return (length + kLengthStep - 1) / kLengthStep * kLengthStep; }
+
+int64_t prefill_granule(const Policy* policy, int layers) {
+  int64_t granule = 1;
+  for (int layer = 0; layer < layers; ++layer) {
+    const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
+    if (rule.role != Role::kDense || rule.selects_itself) granule = std::lcm(granule, int64_t{rule.tile});
+    if (granule > INT32_MAX) break;  // no chunk is a multiple of it
+  }
+  return granule;
+}
+
+void require_same_sets(const Policy& policy, int layer, const AttentionParams& reads,
+                       const AttentionParams* made) {
+  require<BadArgument>(
+      made != nullptr && made->cu_seqlens_q == reads.cu_seqlens_q && made->set_owner == reads.set_owner &&
+          made->tile_rule == reads.tile_rule && made->tile == reads.tile,
+      "policy {}: layer {} reuses index sets of another owner or another kind of tile than were selected",
+      policy.name(), layer);
+}
+
+}  // namespace kascade

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a policy's rules to the shapes of the operator's calls, on every device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kascade/attention.h"
+#include "kascade/model.h"
+#include "kascade/policy.h"
+
+namespace kascade {
+
+/// The rule of a layer; policy null = dense.
+LayerRule rule_of(const Policy* policy, int layer, Phase phase);
+
+/// Index sets of one tile.
+int64_t sets_per_tile(SetOwner owner, const ModelConfig& config);
+
+/// Whether the layer fills index sets, by the operator or by its policy.
+bool selects_sets(const LayerRule& rule);
+
+/// The sets' shape, for the operator's own counting of tiles: a layer with dense output that fills sets for
+/// others counts like a selecting one.
+AttentionParams shape_of_sets(AttentionParams params);
+
+/// offsets [B+1]: tiles before each sequence of the call; returns all of them. The arrays of params are the
+/// host's.
+int64_t fill_tile_offsets(const AttentionParams& params, std::vector<int32_t>& offsets);
+
+/// Lengths are rounded up when memory is measured, so that a growing sequence asks for more once in a
+/// thousand steps.
+int64_t rounded_length(int64_t length);
+
+/// Chunks of a prompt that end at multiples of this many positions keep tiles whole.
+int64_t prefill_granule(const Policy* policy, int layers);
+
+/// Throws BadArgument unless a layer's reuse call may read the sets that `made` wrote (null: none did).
+void require_same_sets(const Policy& policy, int layer, const AttentionParams& reads,
+                       const AttentionParams* made);
+
+}  // namespace kascade
