@@ -27,8 +27,6 @@ constexpr int kTimings = 7;
 constexpr size_t kFlushBytes = size_t{160} << 20;
 // Rows that stand for all row counts above kSmallRows where algorithms must not depend on rows.
 constexpr int64_t kManyRows = 2048;
-// Up to here our own kernel is never slower.
-constexpr int64_t kOwnRows = 8;
 
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -314,7 +312,7 @@ void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool floa
   check_cuda(
       cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2), stream),
       "cudaMemsetAsync", "product");
-  if (impl_->mode == Products::kFast && !(best.own && rows <= kOwnRows)) {
+  if (impl_->mode == Products::kFast) {
     const Scratch flush(kFlushBytes);
     const Events events;
     const auto time = [&](const Choice& choice) {

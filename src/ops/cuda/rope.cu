@@ -32,7 +32,10 @@ struct Pairs {
 
   __device__ void load(const __nv_bfloat16* head, int pair, int half, bool adjacent) {
     Bf16s<kPairs> a, b;
-    if (adjacent) {
+    if (kPairs == 1) {  // rows may begin anywhere
+      a.values[0] = head[adjacent ? 2 * pair : pair];
+      b.values[0] = head[adjacent ? 2 * pair + 1 : half + pair];
+    } else if (adjacent) {
       const auto both = *reinterpret_cast<const Bf16s<2 * kPairs>*>(head + 2 * pair);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
@@ -57,7 +60,10 @@ struct Pairs {
       a.values[i] = __float2bfloat16_rn(first[i]);
       b.values[i] = __float2bfloat16_rn(second[i]);
     }
-    if (adjacent) {
+    if (kPairs == 1) {
+      head[adjacent ? 2 * pair : pair] = a.values[0];
+      head[adjacent ? 2 * pair + 1 : half + pair] = b.values[0];
+    } else if (adjacent) {
       Bf16s<2 * kPairs> both;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {

@@ -22,7 +22,8 @@ constexpr int kColumn = 8;    // rows of x
 constexpr int kQuarters = 4;  // warps along the inputs
 constexpr int kHalves = 2;    // warps along the outputs
 constexpr int kConsumers = kQuarters * kHalves * 32;
-constexpr int kThreads = kConsumers + 32;
+constexpr int kProducers = 64;
+constexpr int kThreads = kConsumers + kProducers;
 constexpr int kMostStages = 8;
 constexpr int kMostTiles = 8;
 constexpr int kConsumerBarrier = 1;
@@ -68,20 +69,10 @@ __device__ uint64_t read_once_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-/// `bytes` (a multiple of 16) to shared memory; `barrier` gets them.
-__device__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-__device__ void copy_bulk_once(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
-                               uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-      "[%3], %4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
+__device__ void copy_once_16(uint32_t shared, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(global), "l"(policy)
+               : "memory");
 }
 
 __device__ uint4 load_16(uint32_t shared) {
@@ -149,44 +140,49 @@ struct Cursor {
 
 template <int kChunk>
 struct Producer {
+  static constexpr int kAcross = kChunk / 8;  // threads along a row, 16 bytes each
+  static constexpr int kRows = kProducers / kAcross;
+
   const Call& call;
   const Share& share;
   Control& control;
   uint32_t ring;
   uint64_t policy;
-  int lane;
+  int row, column;  // of the thread's first 16 bytes
 
-  __device__ int weight_rows(const Cursor& at) const {
-    const int tiles = min(call.pass_tiles, share.end_tile - at.tile);
-    return min(tiles * kTile, call.outputs - at.tile * kTile);
-  }
-  __device__ uint32_t row_bytes(const Cursor& at) const {
-    return static_cast<uint32_t>(min(int64_t{kChunk}, call.inputs - int64_t{at.chunk} * kChunk)) * 2;
+  /// Whether the thread's column lies inside the matrix.
+  __device__ bool inside(const Cursor& at) const {
+    return int64_t{at.chunk} * kChunk + column * 8 < call.inputs;
   }
   __device__ void copy_weights(const Cursor& at) const {
-    const int rows = weight_rows(at);
-    const uint32_t bytes = row_bytes(at);
-    uint64_t& full = control.full[at.stage];
-    if (lane == 0) {
-      expect_bytes(full, bytes * static_cast<uint32_t>(rows + call.rows));
-      arrive(full);
+    if (!inside(at)) return;
+    const int tiles = min(call.pass_tiles, share.end_tile - at.tile);
+    const int rows = min(tiles * kTile, call.outputs - at.tile * kTile);
+    const __nv_bfloat16* from = call.weight + (int64_t{at.tile} * kTile + row) * call.inputs +
+                                int64_t{at.chunk} * kChunk + column * 8;
+    uint32_t to =
+        ring + static_cast<uint32_t>(at.stage * call.stage_bytes + row * pitch(kChunk) + column * 16);
+#pragma unroll 8
+    for (int r = row; r < rows; r += kRows) {
+      copy_once_16(to, from, policy);
+      from += kRows * call.inputs;
+      to += kRows * pitch(kChunk);
     }
-    __syncwarp();
-    const __nv_bfloat16* from =
-        call.weight + int64_t{at.tile} * kTile * call.inputs + int64_t{at.chunk} * kChunk;
-    const uint32_t to = ring + static_cast<uint32_t>(at.stage * call.stage_bytes);
-    for (int row = lane; row < rows; row += 32)
-      copy_bulk_once(to + static_cast<uint32_t>(row * pitch(kChunk)), from + row * call.inputs, bytes,
-                     shared_address(&full), policy);
   }
+  /// And announces the stage.
   __device__ void copy_x(const Cursor& at) const {
-    const uint32_t bytes = row_bytes(at);
-    const uint32_t to =
-        ring + static_cast<uint32_t>(at.stage * call.stage_bytes + call.pass_tiles * kTile * pitch(kChunk));
-    for (int row = lane; row < call.rows; row += 32)
-      copy_bulk(to + static_cast<uint32_t>(row * pitch(kChunk)),
-                call.x + row * call.inputs + int64_t{at.chunk} * kChunk, bytes,
-                shared_address(&control.full[at.stage]));
+    if (inside(at)) {
+      const __nv_bfloat16* from = call.x + row * call.inputs + int64_t{at.chunk} * kChunk + column * 8;
+      uint32_t to =
+          ring + static_cast<uint32_t>(at.stage * call.stage_bytes +
+                                       (call.pass_tiles * kTile + row) * pitch(kChunk) + column * 16);
+      for (int r = row; r < call.rows; r += kRows) {
+        copy_async_16(to, from, 16);
+        from += kRows * call.inputs;
+        to += kRows * pitch(kChunk);
+      }
+    }
+    arrive_after_copies(control.full[at.stage]);
   }
 };
 
@@ -258,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kColumns, kTilesEach
   allow_next_kernel();
   if (threadIdx.x == kConsumers) {
     for (int stage = 0; stage < call.stages; ++stage) {
-      init_barrier(control.full[stage], 1);
+      init_barrier(control.full[stage], kProducers);
       init_barrier(control.empty[stage], kConsumers / 32);
     }
     init_barrier(control.ready, static_cast<uint32_t>(split));
@@ -268,8 +264,10 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kColumns, kTilesEach
   __syncthreads();
   if (split > 1) cluster_arrive();
 
-  if (warp == kConsumers / 32) {
-    const Producer<kChunk> producer{call, share, control, ring, read_once_policy(), lane};
+  if (warp >= kConsumers / 32) {
+    const int thread = static_cast<int>(threadIdx.x) - kConsumers, across = Producer<kChunk>::kAcross;
+    const Producer<kChunk> producer{call,           share, control, ring, read_once_policy(), thread / across,
+                                    thread % across};
     Cursor ahead(share), at(share);
     for (int i = 0; i < call.stages && ahead.inside(share); ++i) {
       producer.copy_weights(ahead);

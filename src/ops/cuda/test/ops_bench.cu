@@ -133,18 +133,27 @@ struct Setting {
 void bench_decode_products() {
   Setting s;
   MatrixProducts own(cuda::Products::kFast), library(cuda::Products::kFast),
-      invariant(cuda::Products::kInvariant);
+      invariant(cuda::Products::kInvariant), prepared(cuda::Products::kFast);
   library.use_library_alone();
   for (const int64_t rows : {1, 4, 8, 16, 32, 64})
     for (const Shape& shape : kShapes)
       for (MatrixProducts* products : {&own, &library, &invariant}) {
         if (products == &invariant && rows != 1 && rows != 32) continue;
         const DeviceMatrix first{s.weights.as<Bf16>(), shape.outputs, shape.inputs};
-        products->prepare(first, rows, shape.float_out, shape.accumulate, s.stream.get());
+        if (products == &own) {  // not prepared: our own kernel
+          products->multiply(first, s.x.as<Bf16>(), rows, s.out.as<void>(), shape.float_out, shape.accumulate,
+                             s.stream.get());
+          prepared.prepare(first, rows, shape.float_out, shape.accumulate, s.stream.get());
+        } else {
+          products->prepare(first, rows, shape.float_out, shape.accumulate, s.stream.get());
+        }
         const double ms = s.of_copies(shape, [&](const DeviceMatrix& matrix) {
           products->multiply(matrix, s.x.as<Bf16>(), rows, s.out.as<void>(), shape.float_out,
                              shape.accumulate, s.stream.get());
         });
+        if (products == &own)
+          std::printf("  prepared: %s\n",
+                      prepared.chosen(first, rows, shape.float_out, shape.accumulate).c_str());
         s.print(shape, rows, ms,
                 (products == &invariant ? "invariant: " : "") +
                     products->chosen(first, rows, shape.float_out, shape.accumulate));
@@ -310,14 +319,18 @@ void bench_decode_step() {
       const auto matrix = [&](const DeviceBuffer& weight, const Shape& shape) {
         return DeviceMatrix{weight.as<Bf16>(), shape.outputs, shape.inputs};
       };
-      for (int i = 0; i < 5; ++i)
-        products.prepare(matrix(i < 4 ? layers[0].weights[i] : head, kShapes[i]), rows, kShapes[i].float_out,
-                         kShapes[i].accumulate, stream.get());
       const auto multiply = [&](const DeviceBuffer& weight, int i, const DeviceBuffer& x,
                                 const DeviceBuffer& out) {
         products.multiply(matrix(weight, kShapes[i]), x.as<Bf16>(), rows, out.as<void>(),
                           kShapes[i].float_out, kShapes[i].accumulate, stream.get());
       };
+      for (int i = 0; i < 5; ++i) {
+        if (library)
+          products.prepare(matrix(i < 4 ? layers[0].weights[i] : head, kShapes[i]), rows,
+                           kShapes[i].float_out, kShapes[i].accumulate, stream.get());
+        else
+          multiply(i < 4 ? layers[0].weights[i] : head, i, gated, i == 4 ? logits : gate_up);
+      }
       cuda::RopeAppend rope;
       rope.qkv = qkv.as<Bf16>();
       rope.row_stride = 6144;
