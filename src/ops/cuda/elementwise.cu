@@ -173,21 +173,22 @@ __device__ float gated(__nv_bfloat16 gate, __nv_bfloat16 up) {
   return __fdividef(x, 1 + __expf(-x)) * __bfloat162float(up);
 }
 
+/// `across` blocks a row.
 template <int kEach>
 __global__ void __launch_bounds__(kThreads)
-    silu_kernel(const __nv_bfloat16* gate_up, int64_t rows, int64_t ffn, __nv_bfloat16* out) {
+    silu_kernel(const __nv_bfloat16* gate_up, uint32_t across, int64_t ffn, __nv_bfloat16* out) {
   allow_next_kernel();
   wait_for_previous_kernel();
-  const int64_t at = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kEach;
-  if (at >= rows * ffn) return;
-  const int64_t row = at / ffn, column = at % ffn;
+  const int64_t row = blockIdx.x / across;
+  const int64_t column = (int64_t{blockIdx.x % across} * kThreads + threadIdx.x) * kEach;
+  if (column >= ffn) return;
   const __nv_bfloat16* from = gate_up + row * 2 * ffn + column;
   const auto gate = *reinterpret_cast<const Bf16s<kEach>*>(from);
   const auto up = *reinterpret_cast<const Bf16s<kEach>*>(from + ffn);
   Bf16s<kEach> result;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) result.values[i] = __float2bfloat16_rn(gated(gate.values[i], up.values[i]));
-  *reinterpret_cast<Bf16s<kEach>*>(out + at) = result;
+  *reinterpret_cast<Bf16s<kEach>*>(out + row * ffn + column) = result;
 }
 
 // ---- largest logit
@@ -290,9 +291,10 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t rows, 
 void silu_multiply(const __nv_bfloat16* gate_up, int64_t rows, int64_t ffn, __nv_bfloat16* out,
                    cudaStream_t stream) {
   const bool wide = ffn % 8 == 0 && aligned_16({gate_up, out});
+  const int64_t across = blocks_of(ffn, kThreads * (wide ? 8 : 1));
   launch("silu_multiply", wide ? silu_kernel<8> : silu_kernel<1>,
-         LaunchShape{.blocks = blocks_of(rows * ffn, kThreads * (wide ? 8 : 1)), .threads = kThreads}, stream,
-         gate_up, rows, ffn, out);
+         LaunchShape{.blocks = rows * across, .threads = kThreads}, stream, gate_up,
+         static_cast<uint32_t>(across), ffn, out);
 }
 
 void arg_max(const float* logits, int64_t rows, int64_t vocabulary, int32_t* tokens, cudaStream_t stream) {

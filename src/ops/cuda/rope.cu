@@ -20,139 +20,158 @@ __global__ void __launch_bounds__(kThreads) rope_table_kernel(const double* inve
   table[begin * half + at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-template <int kCount>
-struct alignas(2 * kCount) Bf16s {
-  __nv_bfloat16 values[kCount];
+template <class T, int kCount>
+struct alignas(kCount == 1 ? alignof(T) : 16) Run {
+  T values[kCount];
 };
 
 /// kPairs neighbouring pairs as two lists: their first elements, their second elements.
-template <int kPairs>
+template <int kPairs, bool kAdjacent>
 struct Pairs {
   float first[kPairs], second[kPairs];
 
-  __device__ void load(const __nv_bfloat16* head, int pair, int half, bool adjacent) {
-    Bf16s<kPairs> a, b;
-    if (kPairs == 1) {  // rows may begin anywhere
-      a.values[0] = head[adjacent ? 2 * pair : pair];
-      b.values[0] = head[adjacent ? 2 * pair + 1 : half + pair];
-    } else if (adjacent) {
-      const auto both = *reinterpret_cast<const Bf16s<2 * kPairs>*>(head + 2 * pair);
+  /// Where pair `pair`'s first or second element is in a head.
+  __device__ static int first_at(int pair, int) { return kAdjacent ? 2 * pair : pair; }
+  __device__ static int second_at(int pair, int half) { return kAdjacent ? 2 * pair + 1 : pair + half; }
+
+  /// From T (bf16 or float).
+  template <class T>
+  __device__ void load(const T* head, int pair, int half) {
+    if constexpr (kAdjacent && kPairs > 1) {
+      const auto both = *reinterpret_cast<const Run<T, 2 * kPairs>*>(head + 2 * pair);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        a.values[i] = both.values[2 * i];
-        b.values[i] = both.values[2 * i + 1];
+        first[i] = static_cast<float>(both.values[2 * i]);
+        second[i] = static_cast<float>(both.values[2 * i + 1]);
       }
     } else {
-      a = *reinterpret_cast<const Bf16s<kPairs>*>(head + pair);
-      b = *reinterpret_cast<const Bf16s<kPairs>*>(head + half + pair);
-    }
+      const auto a = *reinterpret_cast<const Run<T, kPairs>*>(head + first_at(pair, half));
+      const auto b = *reinterpret_cast<const Run<T, kPairs>*>(head + second_at(pair, half));
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      first[i] = __bfloat162float(a.values[i]);
-      second[i] = __bfloat162float(b.values[i]);
+      for (int i = 0; i < kPairs; ++i) {
+        first[i] = static_cast<float>(a.values[i]);
+        second[i] = static_cast<float>(b.values[i]);
+      }
     }
   }
 
-  __device__ void store(__nv_bfloat16* head, int pair, int half, bool adjacent) const {
-    Bf16s<kPairs> a, b;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      a.values[i] = __float2bfloat16_rn(first[i]);
-      b.values[i] = __float2bfloat16_rn(second[i]);
-    }
-    if (kPairs == 1) {
-      head[adjacent ? 2 * pair : pair] = a.values[0];
-      head[adjacent ? 2 * pair + 1 : half + pair] = b.values[0];
-    } else if (adjacent) {
-      Bf16s<2 * kPairs> both;
+  __device__ void store(__nv_bfloat16* head, int pair, int half) const {
+    if constexpr (kAdjacent && kPairs > 1) {
+      Run<__nv_bfloat16, 2 * kPairs> both;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        both.values[2 * i] = a.values[i];
-        both.values[2 * i + 1] = b.values[i];
+        both.values[2 * i] = __float2bfloat16_rn(first[i]);
+        both.values[2 * i + 1] = __float2bfloat16_rn(second[i]);
       }
-      *reinterpret_cast<Bf16s<2 * kPairs>*>(head + 2 * pair) = both;
+      *reinterpret_cast<Run<__nv_bfloat16, 2 * kPairs>*>(head + 2 * pair) = both;
     } else {
-      *reinterpret_cast<Bf16s<kPairs>*>(head + pair) = a;
-      *reinterpret_cast<Bf16s<kPairs>*>(head + half + pair) = b;
+      Run<__nv_bfloat16, kPairs> a, b;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        a.values[i] = __float2bfloat16_rn(first[i]);
+        b.values[i] = __float2bfloat16_rn(second[i]);
+      }
+      *reinterpret_cast<Run<__nv_bfloat16, kPairs>*>(head + first_at(pair, half)) = a;
+      *reinterpret_cast<Run<__nv_bfloat16, kPairs>*>(head + second_at(pair, half)) = b;
     }
   }
 };
 
-/// A group of `lanes` lanes (a power of two) has one head of one row; each lane has kPairs neighbouring
-/// pairs, kTimes times.
-template <int kPairs, int kTimes>
-__global__ void __launch_bounds__(kThreads) rope_append_kernel(RopeAppend call, int64_t rows, int lanes) {
-  allow_next_kernel();
-  wait_for_previous_kernel();
+/// 64-bit division takes a hundred instructions; slots are rarely that large.
+__device__ int64_t quotient(int64_t x, int32_t by) {
+  return x >> 31 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(x) / static_cast<uint32_t>(by)) : x / by;
+}
+
+/// A group of 2^log_lanes lanes has one head of one row; each lane has kPairs neighbouring pairs, kTimes
+/// times.
+template <int kPairs, int kTimes, bool kAdjacent>
+__global__ void __launch_bounds__(kThreads)
+    rope_append_kernel(const __grid_constant__ RopeAppend call, int64_t rows, int log_lanes) {
+  using Part = Pairs<kPairs, kAdjacent>;
   const int heads = call.query_heads + 2 * call.kv_heads;
-  const int half = call.head_dim / 2;
-  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t group = thread / lanes;
-  const int lane = static_cast<int>(thread % lanes);
+  const int half = call.head_dim / 2, lanes = 1 << log_lanes;
+  const int lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const int64_t group = (int64_t{blockIdx.x} * kThreads + threadIdx.x) >> log_lanes;
   const bool inside = group < rows * heads;  // idle lanes stay for the sums over groups
-  const int64_t row = inside ? group / heads : 0;
-  const int head = static_cast<int>(inside ? group % heads : 0);
+  const int64_t row = inside ? quotient(group, heads) : 0;
+  const int head = inside ? static_cast<int>(group - row * heads) : 0;
+  const bool is_query = head < call.query_heads;
+  const bool is_key = !is_query && head < call.query_heads + call.kv_heads;
+  const bool turned = is_query || is_key;
+  const float* norm = is_query ? call.q_norm : is_key ? call.k_norm : nullptr;
   __nv_bfloat16* at = call.qkv + row * call.row_stride + int64_t{head} * call.head_dim;
 
-  Pairs<kPairs> pairs[kTimes];
+  Part pairs[kTimes], bias[kTimes], weights[kTimes];
+#pragma unroll
+  for (int t = 0; t < kTimes; ++t) {
+    const int pair = (lane + (t << log_lanes)) * kPairs;
+    if (pair >= half) continue;
+    if (call.bias != nullptr) bias[t].load(call.bias + head * call.head_dim, pair, half);
+    if (norm != nullptr) weights[t].load(norm, pair, half);
+  }
+  allow_next_kernel();
+  wait_for_previous_kernel();
+
+  const int64_t slot = is_query ? 0 : call.slots[row];
+  const float2* turns = call.rope_table + int64_t{call.positions[row]} * half;
+  float2 turn[kTimes][kPairs];
   float squares = 0;
 #pragma unroll
   for (int t = 0; t < kTimes; ++t) {
-    const int pair = (lane + t * lanes) * kPairs;
+    const int pair = (lane + (t << log_lanes)) * kPairs;
     if (!inside || pair >= half) continue;
-    pairs[t].load(at, pair, half, call.adjacent);
+    pairs[t].load(at, pair, half);
+    if (turned) {
+      constexpr int kTogether = kPairs > 1 ? 2 : 1;
+#pragma unroll
+      for (int i = 0; i < kPairs; i += kTogether)
+        *reinterpret_cast<Run<float2, kTogether>*>(&turn[t][i]) =
+            *reinterpret_cast<const Run<float2, kTogether>*>(turns + pair + i);
+    }
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       if (call.bias != nullptr) {
-        const float* bias = call.bias + head * call.head_dim;
-        pairs[t].first[i] += bias[call.adjacent ? 2 * (pair + i) : pair + i];
-        pairs[t].second[i] += bias[call.adjacent ? 2 * (pair + i) + 1 : half + pair + i];
+        pairs[t].first[i] += bias[t].first[i];
+        pairs[t].second[i] += bias[t].second[i];
       }
       squares += pairs[t].first[i] * pairs[t].first[i] + pairs[t].second[i] * pairs[t].second[i];
     }
   }
-
-  const bool is_query = head < call.query_heads;
-  const bool is_key = !is_query && head < call.query_heads + call.kv_heads;
-  const float* norm = is_query ? call.q_norm : is_key ? call.k_norm : nullptr;
   if (call.q_norm != nullptr || call.k_norm != nullptr)
     for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
-  if (!inside) return;
+  if (!inside || slot < 0) return;
 
   __nv_bfloat16* to = at;
   if (!is_query) {
-    const int64_t slot = call.slots[row];
-    if (slot < 0) return;
-    const int64_t page = slot / call.page_size, offset = slot % call.page_size;
+    const int64_t page = quotient(slot, call.page_size), offset = slot - page * call.page_size;
     const int kv_head = head - call.query_heads - (is_key ? 0 : call.kv_heads);
     to = (is_key ? call.k_pages : call.v_pages) +
          ((page * call.kv_heads + kv_head) * call.page_size + offset) * call.head_dim;
   }
-  const float scale =
-      norm == nullptr ? 1 : rsqrtf(squares / static_cast<float>(call.head_dim) + call.norm_epsilon);
-  const float2* turns = is_query || is_key ? call.rope_table + int64_t{call.positions[row]} * half : nullptr;
+  const float scale = rsqrtf(squares / static_cast<float>(call.head_dim) + call.norm_epsilon);
 #pragma unroll
   for (int t = 0; t < kTimes; ++t) {
-    const int pair = (lane + t * lanes) * kPairs;
+    const int pair = (lane + (t << log_lanes)) * kPairs;
     if (pair >= half) continue;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       float& a = pairs[t].first[i];
       float& b = pairs[t].second[i];
       if (norm != nullptr) {
-        a = a * scale * norm[call.adjacent ? 2 * (pair + i) : pair + i];
-        b = b * scale * norm[call.adjacent ? 2 * (pair + i) + 1 : half + pair + i];
+        a = a * scale * weights[t].first[i];
+        b = b * scale * weights[t].second[i];
       }
-      if (turns != nullptr) {
-        const float2 turn = turns[pair + i];
+      if (turned) {
         const float x = a, y = b;
-        a = x * turn.x - y * turn.y;
-        b = x * turn.y + y * turn.x;
+        a = x * turn[t][i].x - y * turn[t][i].y;
+        b = x * turn[t][i].y + y * turn[t][i].x;
       }
     }
-    pairs[t].store(to, pair, half, call.adjacent);
+    pairs[t].store(to, pair, half);
   }
 }
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
 
@@ -172,16 +191,18 @@ void rope_append(const RopeAppend& call, int64_t rows, cudaStream_t stream) {
     throw BadArgument("rope_append: page_size is " + std::to_string(call.page_size) +
                       "; expected at least 1");
   const int half = call.head_dim / 2;
-  const bool by_fours = half % 4 == 0 && call.row_stride % 8 == 0 &&
-                        reinterpret_cast<uintptr_t>(call.qkv) % 16 == 0 &&
-                        reinterpret_cast<uintptr_t>(call.k_pages) % 16 == 0 &&
-                        reinterpret_cast<uintptr_t>(call.v_pages) % 16 == 0;
-  int lanes = 32;
-  while (by_fours && lanes / 2 * 4 >= half && lanes > 1) lanes /= 2;
-  const int64_t threads = rows * (call.query_heads + 2 * call.kv_heads) * lanes;
-  launch("rope_append", by_fours ? rope_append_kernel<4, 1> : rope_append_kernel<1, 4>,
+  const bool wide = half % 8 == 0 && call.row_stride % 8 == 0 && aligned(call.qkv) && aligned(call.k_pages) &&
+                    aligned(call.v_pages) && aligned(call.rope_table) && aligned(call.bias) &&
+                    aligned(call.q_norm) && aligned(call.k_norm);
+  int log_lanes = 5;
+  while (wide && log_lanes > 0 && 8 << (log_lanes - 1) >= half) --log_lanes;
+  const int64_t threads = (rows * (call.query_heads + 2 * call.kv_heads)) << log_lanes;
+  const auto kernel =
+      wide ? (call.adjacent ? rope_append_kernel<8, 1, true> : rope_append_kernel<8, 1, false>)
+           : (call.adjacent ? rope_append_kernel<1, 4, true> : rope_append_kernel<1, 4, false>);
+  launch("rope_append", kernel,
          LaunchShape{.blocks = (threads + kThreads - 1) / kThreads, .threads = kThreads}, stream, call, rows,
-         lanes);
+         log_lanes);
 }
 
 }  // namespace kascade::cuda
