@@ -43,13 +43,11 @@ set_target_properties(kascade_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_B
 
 if(KASCADE_TESTS)
   # One program for the tests of all folders that need a device.
-  file(GLOB kascade_cuda_test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/*/cuda/test/*.cu)
-  add_executable(kascade_cuda_test ${kascade_cuda_test_sources})
+  file(GLOB kascade_cuda_test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/*/cuda/test/*.cu
+       ${CMAKE_CURRENT_SOURCE_DIR}/src/*/cuda/test/*.cc)
+  add_executable(kascade_cuda_test ${kascade_cuda_test_sources} src/engine/tiny_model_test.cc)
   kascade_cuda_settings(kascade_cuda_test)
-  target_link_libraries(kascade_cuda_test PRIVATE kascade_attention kascade_ops)
-  if(kascade_cuda_test_sources MATCHES "src/engine/cuda/test/")
-    target_link_libraries(kascade_cuda_test PRIVATE kascade_engine)
-  endif()
+  target_link_libraries(kascade_cuda_test PRIVATE kascade_engine GTest::gtest GTest::gmock)
   add_test(NAME cuda_host COMMAND kascade_cuda_test --suite host)
   set_tests_properties(cuda_host PROPERTIES LABELS cuda_host)
   add_test(NAME cuda_device COMMAND kascade_cuda_test --suite all)

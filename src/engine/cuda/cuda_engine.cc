@@ -22,7 +22,7 @@ constexpr size_t kMostGraphs = 32;
 // Products of fewer rows than a whole chunk take what the library suggests first; those of steps and of whole
 // chunks are worth choosing by time.
 constexpr int64_t kMostStepRows = 64;
-// The head multiplies as many rows at once, so that logits of many rows are made as those of few.
+// The head multiplies as many rows at once. Logits of invariant engines are always made as steps make them.
 constexpr int64_t kHeadRows = 512;
 
 cuda::Products mode_of(const EngineOptions& options) {
@@ -172,7 +172,11 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
                last_rows = upload_.add<int32_t>(last_row_list_);
   bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
   moved |= upload_.place();
-  moved |= make_room(rows);
+  product_rows_ = rows;
+  // A chunk is multiplied as a chunk however short it is: invariant products know steps by their rows.
+  if (options_.invariant && options.phase != Phase::kDecode)
+    product_rows_ = std::max(rows, kMostStepRows + 1);
+  moved |= make_room(product_rows_);
   moved |= grow_rope_table(batch_.items.max_kv_len);
   moved |= last_.grow(sequences * hidden);
   if (!next.empty()) {
@@ -225,7 +229,7 @@ void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, bool 
     copy_to_device(residual_.data(), options.hidden_in, rows * hidden, stream_);
   }
   for (int layer = options.first_layer; layer < config_.layers; ++layer)
-    run_layer(layer, rows, options, wanted == HiddenRows::kNone && layer == config_.layers - 1);
+    run_layer(layer, options, wanted == HiddenRows::kNone && layer == config_.layers - 1);
   if (wanted == HiddenRows::kLast) {
     const int32_t sequences = batch_.items.size();
     cuda::gather_rows(residual_.data(), last_rows_, sequences, hidden, last_.data(), stream_.get());
@@ -234,9 +238,9 @@ void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, bool 
   if (timer_ != nullptr) timer_->end(stream_.get());
 }
 
-void CudaEngine::run_layer(int layer, int64_t rows, const ForwardOptions& options, bool only_keys) {
+void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_keys) {
   const CudaLayer& weights = prepared_->layers()[layer];
-  const int64_t hidden = config_.hidden;
+  const int64_t rows = batch_.rows(), hidden = config_.hidden;
   const float epsilon = config_.norm_epsilon;
   const cudaStream_t stream = stream_.get();
   const auto part = [&](Part name) {
@@ -251,7 +255,7 @@ void CudaEngine::run_layer(int layer, int64_t rows, const ForwardOptions& option
   part(Part::kRest);
   cuda::rms_norm(residual_.data(), weights.attention_norm, epsilon, rows, hidden, normed_.data(), stream);
   part(Part::kProducts);
-  products_.multiply(weights.qkv, normed_.data(), rows, qkv_.data(), false, false, stream);
+  products_.multiply(weights.qkv, normed_.data(), product_rows_, qkv_.data(), false, false, stream);
   part(Part::kRest);
   cuda::RopeAppend rope;
   rope.qkv = qkv_.data();
@@ -282,7 +286,7 @@ void CudaEngine::run_layer(int layer, int64_t rows, const ForwardOptions& option
     attention_.run(layer, qkv_.data(), attended_.data(), stream_);
   }
   part(Part::kProducts);
-  products_.multiply(weights.output, attended_.data(), rows, residual_.data(), true, true, stream);
+  products_.multiply(weights.output, attended_.data(), product_rows_, residual_.data(), true, true, stream);
   if (observed) {
     const std::span<const float> leaving = fetch(residual_.data(), rows * hidden);
     residual_out_.assign(leaving.begin(), leaving.end());
@@ -296,11 +300,11 @@ void CudaEngine::run_layer(int layer, int64_t rows, const ForwardOptions& option
   part(Part::kRest);
   cuda::rms_norm(residual_.data(), weights.ffn_norm, epsilon, rows, hidden, normed_.data(), stream);
   part(Part::kProducts);
-  products_.multiply(weights.gate_up, normed_.data(), rows, gate_up_.data(), false, false, stream);
+  products_.multiply(weights.gate_up, normed_.data(), product_rows_, gate_up_.data(), false, false, stream);
   part(Part::kRest);
   cuda::silu_multiply(gate_up_.data(), rows, config_.ffn, activated_.data(), stream);
   part(Part::kProducts);
-  products_.multiply(weights.down, activated_.data(), rows, residual_.data(), true, true, stream);
+  products_.multiply(weights.down, activated_.data(), product_rows_, residual_.data(), true, true, stream);
   part(Part::kRest);
   if (observed) options.observer->after_layer(layer, fetch(residual_.data(), rows * hidden).data(), rows);
 }
@@ -378,7 +382,7 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
                        "logits: {} values, expected whole rows of {}", hidden.size(), width);
   const auto rows = static_cast<int64_t>(hidden.size()) / width;
   if (rows == 0) return {};
-  const int64_t at_once = std::min(rows, kHeadRows);
+  const int64_t at_once = std::min(rows, options_.invariant ? kMostStepRows : kHeadRows);
   bool moved = last_.grow(at_once * width);
   moved |= last_normed_.grow(at_once * width);
   moved |= logits_.grow(at_once * vocabulary);

@@ -53,7 +53,7 @@ class CudaEngine final : public CachedEngine {
   bool make_room(int64_t rows);
   bool grow_rope_table(int64_t positions);
   void prepare_products(int64_t rows, bool head);
-  void run_layer(int layer, int64_t rows, const ForwardOptions& options, bool only_keys);
+  void run_layer(int layer, const ForwardOptions& options, bool only_keys);
   void enqueue(const ForwardOptions& options, HiddenRows wanted, bool greedy);
   void enqueue_head(int64_t rows, bool greedy);
   void replay(const ForwardOptions& options, bool greedy);
@@ -69,6 +69,8 @@ class CudaEngine final : public CachedEngine {
   cuda::PackedUpload upload_;
   cuda::PartTimer* timer_ = nullptr;
   int64_t q_width_, qkv_width_;
+
+  int64_t product_rows_ = 0;  // rows of the call's products; those past its own hold nothing
 
   // Of the current call, on the device.
   const int32_t* tokens_ = nullptr;     // [rows]

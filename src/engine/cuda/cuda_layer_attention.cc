@@ -220,6 +220,7 @@ const AttentionParams& CudaLayerAttention::run_observed(int layer, const void* q
                                                         const cuda::Stream& stream, LayerObserver& observer) {
   Call& call = calls_[layer];
   const BatchView& view = *call.view->host;
+  call.params.max_kv_len = view.max_kv_len;  // rows of pooled weights need not be longer
   // What the observer sees: the same call, its arrays on the host.
   observed_ = call.params;
   observed_.cu_seqlens_q = view.cu_seqlens_q.data();

@@ -21,6 +21,7 @@ using testing::HasSubstr;
 constexpr int kVocabulary = 61;
 
 TinyModelOptions shape(TinyModelOptions options = {}) {
+  options.layers = 4;
   options.hidden = 96;
   options.ffn = 128;
   options.head_dim = 64;
@@ -49,7 +50,7 @@ struct NamedPolicy {
   std::shared_ptr<const Policy> policy;
 };
 std::vector<NamedPolicy> policies(const Model& model) {
-  const Plan plan = test::tiny_plan(model, {0, 2, 4});
+  const Plan plan = test::tiny_plan(model, {0, 2});
   std::vector<NamedPolicy> result = {{"dense", nullptr}};
   const auto add = [&](const std::string& label, const std::string& name, PolicyOptions options) {
     options.floor = 24;
@@ -342,8 +343,8 @@ TEST_F(CudaEngineTest, ObserversSeeWhatTheCpuShows) {
   const std::span<const int32_t> prompt = std::span(tokens_).first(200);
   gpu->prefill(*a, prompt, &policy, &seen, {}, nullptr);
   exact->prefill(*b, prompt, &policy, &expected, {}, nullptr);
-  ASSERT_EQ(seen.weights.size(), 6u);
-  for (size_t layer = 0; layer < 6; ++layer) {
+  ASSERT_EQ(seen.weights.size(), 4u);
+  for (size_t layer = 0; layer < 4; ++layer) {
     EXPECT_EQ(seen.counts[layer], expected.counts[layer]) << layer;
     EXPECT_LT(relative_error(seen.mass[layer], expected.mass[layer]), 0.05) << layer;
     EXPECT_LT(relative_error(seen.residuals[layer], expected.residuals[layer]), 0.1) << layer;
@@ -368,7 +369,7 @@ TEST_F(CudaEngineTest, AFullCacheSaysSoAndServesWhatFits) {
   const std::atomic<bool> cancel = true;
   EXPECT_THROW(engine->prefill(*b, tokens_, nullptr, nullptr, {}, &cancel), Error);
   EXPECT_EQ(b->length(), 200);
-  EXPECT_THAT(thrown<OutOfMemory>([&] { gpu_engine(model_, {.cache_tokens = int64_t{1} << 40}); }),
+  EXPECT_THAT(thrown<OutOfMemory>([&] { gpu_engine(model_, {.cache_tokens = int64_t{1} << 36}); }),
               HasSubstr("GB"));
   b->truncate(0);
   EXPECT_EQ(prefill(*engine, *b, std::span(tokens_).first(200), nullptr), expected);
