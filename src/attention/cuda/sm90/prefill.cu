@@ -137,6 +137,7 @@ void launch_typed(const PrefillCall& call, cudaStream_t stream) {
     launch_prefill_pool<T, D>(call, chunk, stream);
     launch_prefill_select(call, chunk, stream);
   }
+  if (selects(role) && call.params.own_tile_mass != nullptr) launch_prefill_own_mass(call, stream);
   if (attends_to_sets(role)) launch_prefill_attend<T, D>(call, true, stream);
 }
 
@@ -158,7 +159,6 @@ std::string prefill_unsupported(const AttentionParams& p) {
   const auto reason = [](const char* name, int64_t value, const char* supported) {
     return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
   };
-  if (p.own_tile_mass != nullptr) return "own_tile_mass is given; supported: null";
   if (p.batch == 0) return "";
   const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
   if (p.max_q_len < 1) return reason("max_q_len", p.max_q_len, stated);

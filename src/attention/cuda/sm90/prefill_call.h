@@ -111,5 +111,6 @@ void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream);
 template <class T, int D>
 void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t stream);
 void launch_prefill_select(const PrefillCall& call, int32_t chunk, cudaStream_t stream);
+void launch_prefill_own_mass(const PrefillCall& call, cudaStream_t stream);
 
 }  // namespace kascade::cuda
