@@ -4,7 +4,6 @@
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,9 +21,15 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kCandidates = 12;
-constexpr int kTimings = 7;
-// Between timings, so that they find the second-level cache without the matrix.
-constexpr size_t kFlushBytes = size_t{160} << 20;
+constexpr int kTimings = 3;
+// Weights of this many bytes pass through the second-level cache and leave nothing of those before.
+constexpr size_t kCold = size_t{160} << 20;
+// Calls that are timed together, each of another matrix while they fit in kCold.
+constexpr int64_t kTimedCalls = 16;
+// Rows from which on the time is not that of reading weights.
+constexpr int64_t kManyRowsTimed = 512;
+// Up to here a shape that was never prepared goes to our own kernel.
+constexpr int64_t kOwnRows = 16;
 // Rows that stand for all row counts above kSmallRows where algorithms must not depend on rows.
 constexpr int64_t kManyRows = 2048;
 
@@ -109,14 +114,13 @@ struct Entry {
   Choice choice;
 };
 
-/// Device memory for the time of a preparation.
+/// Device memory for the time of a preparation; null where there is too little.
 struct Scratch {
   void* data = nullptr;
   explicit Scratch(size_t bytes) {
     if (cudaMalloc(&data, bytes) == cudaSuccess) return;
     cudaGetLastError();  // a failed allocation is no launch's failure
-    throw OutOfMemory("preparing a product needs " + std::to_string(bytes) +
-                      " bytes of device memory for a moment");
+    data = nullptr;
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -164,13 +168,23 @@ struct MatrixProducts::Impl {
   ~Impl() { cudaFree(workspace); }
 
   std::vector<Algorithm> candidates(const Form& form, const Problem& problem, int most) const;
+  Algorithm first_algorithm(const Form& form, const Problem& problem) const;
   Algorithm shared_algorithm(const Form& form);
   Choice first_choice(const DeviceMatrix& matrix, const Form& form, const Problem& problem,
                       const __nv_bfloat16* x);
+  bool own_suits(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows) const {
+    return !library_alone && small_product_suits(matrix, x, rows);
+  }
+  Choice own_choice(const DeviceMatrix& matrix, int64_t rows) const {
+    Choice choice;
+    choice.own = true;
+    choice.shape = small_product_shape(matrix, rows, mode == Products::kInvariant, multiprocessors);
+    return choice;
+  }
   void run(const DeviceMatrix& matrix, const Form& form, const Problem& problem, const Choice& choice,
            const __nv_bfloat16* x, void* out, cudaStream_t stream) const;
-  float milliseconds(const std::function<void()>& work, void* flush, const Events& events,
-                     cudaStream_t stream) const;
+  Choice fastest(const DeviceMatrix& matrix, const Form& form, const Problem& problem, const Choice& first,
+                 const __nv_bfloat16* x, void* out, cudaStream_t stream) const;
 };
 
 /// The heuristic's algorithms in its order; in the invariant mode those alone that sum the inputs in one
@@ -183,6 +197,13 @@ std::vector<Algorithm> MatrixProducts::Impl::candidates(const Form& form, const 
   check_blas(cublasLtMatmulPreferenceSetAttribute(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                   &kWorkspaceBytes, sizeof kWorkspaceBytes),
              "cublasLtMatmulPreferenceSetAttribute");
+  // Rows of x and out may begin at any 16 bytes; the default is 256.
+  const uint32_t alignment = 16;
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    check_blas(cublasLtMatmulPreferenceSetAttribute(preference.get(), operand, &alignment, sizeof alignment),
+               "cublasLtMatmulPreferenceSetAttribute");
   if (mode == Products::kInvariant) {
     const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
     check_blas(cublasLtMatmulPreferenceSetAttribute(
@@ -206,10 +227,14 @@ std::vector<Algorithm> MatrixProducts::Impl::candidates(const Form& form, const 
     if (mode == Products::kInvariant && splits != 0 && splits != 1) continue;
     algorithms.push_back(Algorithm{result.algo});
   }
-  if (algorithms.empty())
-    throw Unsupported("cuBLASLt has no algorithm for a product of " + describe(form) + " (" +
-                      cublasLtGetStatusString(status) + ")");
   return algorithms;
+}
+
+Algorithm MatrixProducts::Impl::first_algorithm(const Form& form, const Problem& problem) const {
+  const std::vector<Algorithm> found =
+      candidates(form, problem, mode == Products::kInvariant ? kCandidates : 1);
+  if (found.empty()) throw Unsupported("cuBLASLt has no algorithm for a product of " + describe(form));
+  return found.front();
 }
 
 /// One algorithm for all forms that differ in rows alone, on one side of kSmallRows.
@@ -218,19 +243,23 @@ Algorithm MatrixProducts::Impl::shared_algorithm(const Form& form) {
   all.rows = form.rows <= kSmallRows ? kSmallRows : kManyRows;
   const auto known = shared_algorithms.find(all);
   if (known != shared_algorithms.end()) return known->second;
-  return shared_algorithms.emplace(all, candidates(all, Problem(all), kCandidates).front()).first->second;
+  return shared_algorithms.emplace(all, first_algorithm(all, Problem(all))).first->second;
 }
 
 Choice MatrixProducts::Impl::first_choice(const DeviceMatrix& matrix, const Form& form,
                                           const Problem& problem, const __nv_bfloat16* x) {
+  const bool few = form.rows <= kOwnRows || mode == Products::kInvariant;
+  if (few && own_suits(matrix, x, form.rows)) return own_choice(matrix, form.rows);
   Choice choice;
-  if (!library_alone && small_product_suits(matrix, x, form.rows)) {
-    choice.own = true;
-    choice.shape = small_product_shape(matrix, form.rows, mode == Products::kInvariant, multiprocessors);
-  } else if (mode == Products::kInvariant) {
+  if (mode == Products::kInvariant) {
     choice.algorithm = shared_algorithm(form);
+    cublasLtMatmulHeuristicResult_t checked;
+    if (cublasLtMatmulAlgoCheck(handle.get(), problem.operation.get(), problem.weight.get(), problem.x.get(),
+                                problem.out.get(), problem.out.get(), &choice.algorithm.value,
+                                &checked) != CUBLAS_STATUS_SUCCESS)
+      choice.algorithm = first_algorithm(form, problem);
   } else {
-    choice.algorithm = candidates(form, problem, 1).front();
+    choice.algorithm = first_algorithm(form, problem);
   }
   return choice;
 }
@@ -247,22 +276,53 @@ void MatrixProducts::Impl::run(const DeviceMatrix& matrix, const Form& form, con
              "cublasLtMatmul");
 }
 
-/// Median time of a call that finds nothing of its matrix in the cache.
-float MatrixProducts::Impl::milliseconds(const std::function<void()>& work, void* flush, const Events& events,
-                                         cudaStream_t stream) const {
-  std::vector<float> times;
-  for (int i = 0; i < kTimings; ++i) {
-    check_cuda(cudaMemsetAsync(flush, i, kFlushBytes, stream), "cudaMemsetAsync", "product");
-    check_cuda(cudaEventRecord(events.start, stream), "cudaEventRecord", "product");
-    work();
-    check_cuda(cudaEventRecord(events.stop, stream), "cudaEventRecord", "product");
-    check_cuda(cudaEventSynchronize(events.stop), "cudaEventSynchronize", "product");
-    float time = 0;
-    check_cuda(cudaEventElapsedTime(&time, events.start, events.stop), "cudaEventElapsedTime", "product");
-    times.push_back(time);
-  }
-  std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
-  return times[kTimings / 2];
+/// The fastest of our kernel and the heuristic's algorithms, timed as decode steps run them: many in a row,
+/// each with weights that are not in the cache. The first choice where there is no memory for that.
+Choice MatrixProducts::Impl::fastest(const DeviceMatrix& matrix, const Form& form, const Problem& problem,
+                                     const Choice& first, const __nv_bfloat16* x, void* out,
+                                     cudaStream_t stream) const {
+  const int64_t elements = form.outputs * form.inputs;
+  const auto bytes = static_cast<size_t>(elements) * 2;
+  const bool many = form.rows >= kManyRowsTimed;
+  const int64_t copies =
+      many || bytes > kCold / 2 ? 1 : std::min(kTimedCalls, static_cast<int64_t>(kCold / bytes) + 1);
+  const int64_t calls = many ? 2 : std::max(copies, int64_t{4});
+  const Scratch weights(copies == 1 ? 0 : std::max(kCold, static_cast<size_t>(copies) * bytes));
+  if (copies > 1 && weights.data == nullptr) return first;
+  const Events events;
+  const auto time = [&](const Choice& choice) {
+    std::vector<float> times;
+    for (int i = 0; i <= kTimings; ++i) {
+      if (copies > 1)
+        check_cuda(cudaMemsetAsync(weights.data, 0, kCold, stream), "cudaMemsetAsync", "product");
+      check_cuda(cudaEventRecord(events.start, stream), "cudaEventRecord", "product");
+      for (int64_t call = 0; call < calls; ++call) {
+        DeviceMatrix copy = matrix;
+        if (copies > 1)
+          copy.weight = static_cast<const __nv_bfloat16*>(weights.data) + call % copies * elements;
+        run(copy, form, problem, choice, x, out, stream);
+      }
+      check_cuda(cudaEventRecord(events.stop, stream), "cudaEventRecord", "product");
+      check_cuda(cudaEventSynchronize(events.stop), "cudaEventSynchronize", "product");
+      float taken = 0;
+      check_cuda(cudaEventElapsedTime(&taken, events.start, events.stop), "cudaEventElapsedTime", "product");
+      if (i > 0) times.push_back(taken);
+    }
+    std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
+    return times[kTimings / 2];
+  };
+  Choice best = first;
+  float least = time(best);
+  const auto consider = [&](const Choice& candidate) {
+    const float taken = time(candidate);
+    if (taken >= least) return;
+    least = taken;
+    best = candidate;
+  };
+  if (!first.own && own_suits(matrix, x, form.rows)) consider(own_choice(matrix, form.rows));
+  for (const Algorithm& algorithm : candidates(form, problem, kCandidates))
+    consider(Choice{.own = false, .shape = {}, .algorithm = algorithm});
+  return best;
 }
 
 MatrixProducts::MatrixProducts(Products mode) : impl_(std::make_unique<Impl>(mode)) {}
@@ -304,33 +364,18 @@ void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool floa
   if (rows <= 0 || impl_->entries.contains(form)) return;
   Problem problem(form);
   const Scratch x(static_cast<size_t>(rows * matrix.inputs) * 2);
+  const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
+  if (x.data == nullptr || out.data == nullptr)
+    throw OutOfMemory("preparing a product of " + describe(form) + " needs its x and out for a moment");
   const auto* x_data = static_cast<const __nv_bfloat16*>(x.data);
   Choice best = impl_->first_choice(matrix, form, problem, x_data);
-  const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
   check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(rows * matrix.inputs) * 2, stream),
              "cudaMemsetAsync", "product");
   check_cuda(
       cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2), stream),
       "cudaMemsetAsync", "product");
-  if (impl_->mode == Products::kFast) {
-    const Scratch flush(kFlushBytes);
-    const Events events;
-    const auto time = [&](const Choice& choice) {
-      return impl_->milliseconds([&] { impl_->run(matrix, form, problem, choice, x_data, out.data, stream); },
-                                 flush.data, events, stream);
-    };
-    // Our kernel starts while its predecessor ends, which timing one call does not show.
-    float least = best.own ? time(best) * 0.9f : 0;
-    bool any = best.own;
-    for (const Algorithm& algorithm : impl_->candidates(form, problem, kCandidates)) {
-      const Choice candidate{.algorithm = algorithm};
-      const float taken = time(candidate);
-      if (any && taken >= least) continue;
-      any = true;
-      least = taken;
-      best = candidate;
-    }
-  }
+  if (impl_->mode == Products::kFast)
+    best = impl_->fastest(matrix, form, problem, best, x_data, out.data, stream);
   // The first run loads the kernel, which a capture should not have to.
   impl_->run(matrix, form, problem, best, x_data, out.data, stream);
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize", "product");

@@ -60,7 +60,7 @@ struct Call {
   const __nv_bfloat16* x;
   void* out;
   int64_t inputs;
-  int outputs, rows, clusters, pass_tiles, stages, stage_bytes;
+  int outputs, rows, clusters, pass_tiles, stages, stage_bytes, lead;
   bool float_out, accumulate;
 };
 
@@ -251,7 +251,6 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kColumns, kTilesEach
   const int split = cluster_size(), rank = cluster_rank();
   const Share share = share_of<kChunk>(call, rank, split);
 
-  allow_next_kernel();
   if (threadIdx.x == kConsumers) {
     for (int stage = 0; stage < call.stages; ++stage) {
       init_barrier(control.full[stage], kProducers);
@@ -268,22 +267,26 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kColumns, kTilesEach
     const int thread = static_cast<int>(threadIdx.x) - kConsumers, across = Producer<kChunk>::kAcross;
     const Producer<kChunk> producer{call,           share, control, ring, read_once_policy(), thread / across,
                                     thread % across};
+    const int passes = (share.end_tile - share.first_tile + call.pass_tiles - 1) / call.pass_tiles;
+    int left = passes * (share.end_chunk - share.first_chunk);
+    if (left <= call.lead) allow_next_kernel();
     Cursor ahead(share), at(share);
     for (int i = 0; i < call.stages && ahead.inside(share); ++i) {
       producer.copy_weights(ahead);
       ahead.advance(share, call.pass_tiles, call.stages);
     }
     wait_for_previous_kernel();
-    for (int i = 0; i < call.stages && at.inside(share); ++i) {
+    for (int i = 0; at.inside(share); ++i) {
+      // The next kernel's copies should fill the time in which this one sums up, not compete with it before.
+      if (left-- == call.lead) allow_next_kernel();
+      if (i >= call.stages) {  // the stage has been filled before: it must have been read
+        wait_barrier(control.empty[at.stage], at.parity ^ 1);
+        producer.copy_weights(at);
+      }
       producer.copy_x(at);
       at.advance(share, call.pass_tiles, call.stages);
     }
-    // From the second round of the ring on, a stage must have been read before it is filled.
-    for (; at.inside(share); at.advance(share, call.pass_tiles, call.stages)) {
-      wait_barrier(control.empty[at.stage], at.parity ^ 1);
-      producer.copy_weights(at);
-      producer.copy_x(at);
-    }
+    allow_next_kernel();
     if (split > 1) cluster_wait();
     return;
   }
@@ -434,8 +437,10 @@ void small_product(const DeviceMatrix& matrix, const SmallProductShape& shape, c
                   shape.tiles,
                   shape.stages,
                   stage_bytes(shape, rows),
+                  shape.lead,
                   float_out,
                   accumulate};
+  if (shape.chunk == 512) return start<512>(shape, call, stream);
   if (shape.chunk == 256) return start<256>(shape, call, stream);
   start<128>(shape, call, stream);
 }

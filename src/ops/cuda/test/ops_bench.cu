@@ -163,39 +163,38 @@ void bench_decode_products() {
 /// Our kernel in other shapes than the one it would take.
 void bench_product_shapes() {
   Setting s;
-  for (const int64_t rows : {1, 8, 16, 32, 64})
+  for (const int64_t rows : {1, 8, 16, 32})
     for (const Shape& shape : kShapes) {
       const int64_t tiles = (shape.outputs + 15) / 16;
-      for (const int split : {1, 2, 4})
-        for (const int chunk : {128, 256})
-          for (const int most : {2, 4, 8}) {
-            if ((split > 1 && shape.outputs > 20000) || (rows > 32 && most > 4)) continue;
-            if (rows == 1 && most == 8) continue;
+      const int columns = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
+      for (const int split : {1, 2})
+        for (const int chunk : {128, 256, 512})
+          for (const int most : {1, 2, 3, 4, 7, 8}) {
             cuda::SmallProductShape way;
             way.split = split;
             way.chunk = chunk;
-            way.clusters = static_cast<int>(std::min<int64_t>(tiles, split == 4 ? 32 : 132 / split));
+            way.clusters = static_cast<int>(std::min<int64_t>(tiles, 132 / split));
             const int64_t each = (tiles + way.clusters - 1) / way.clusters;
             const int64_t passes = (each + most - 1) / most;
             way.tiles = static_cast<int>((each + passes - 1) / passes);
-            const int64_t columns = (rows + 7) / 8;
+            if (way.tiles != most || (split > 1 && shape.outputs > 20000) || (rows == 1 && most > 4))
+              continue;
             const int64_t stage = (way.tiles * 16 + columns * 8) * (chunk * 2 + 64);
-            for (const int64_t room : {96 * 1024, 190 * 1024}) {
-              way.stages = static_cast<int>(std::min<int64_t>(room / stage, 8));
-              if (way.stages < 1 || (room > 100000 && way.stages == std::min<int64_t>(96 * 1024 / stage, 8)))
-                continue;
-              const DeviceMatrix first{s.weights.as<Bf16>(), shape.outputs, shape.inputs};
-              try {
+            const int64_t partial = most <= 4 ? 9 * 1024 : 17 * 1024;
+            const bool alone = columns * (most <= 4 ? 2 : 4) >= 16;
+            for (const int64_t room : {113 * 1024 - partial, 226 * 1024 - partial}) {
+              way.stages = static_cast<int>(std::min<int64_t>((room - 256) / stage, 8));
+              if (way.stages < 2 || (alone && room < 120 * 1024)) continue;
+              for (const int lead : {0, way.stages, 1 << 30}) {
+                if (rows > 1 && lead != 0) continue;
+                way.lead = lead;
                 const double ms = s.of_copies(shape, [&](const DeviceMatrix& matrix) {
                   cuda::small_product(matrix, way, s.x.as<Bf16>(), rows, s.out.as<void>(), shape.float_out,
                                       shape.accumulate, s.stream.get());
                 });
                 s.print(shape, rows, ms,
-                        text("split %d, chunk %d, %d tiles, %d stages", split, chunk, way.tiles, way.stages));
-              } catch (const std::exception& error) {
-                std::printf("  %s\n", error.what());
-                cudaStreamEndCapture(s.stream.get(), nullptr);
-                cudaGetLastError();
+                        text("split %d, chunk %d, %d tiles, %d stages%s, lead %d", split, chunk, way.tiles,
+                             way.stages, room > 120 * 1024 ? " alone" : "", lead));
               }
             }
           }
