@@ -50,6 +50,13 @@ std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const M
   return PreparedModel::create(std::move(opened), compute, "cpu");
 }
 
+std::string policy_names() {
+  std::string names;
+  for (const PolicyInfo& info : policies())
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", info.name);
+  return names;
+}
+
 BudgetPreset parse_budget_preset(const std::string& name) {
   if (name == "default") return BudgetPreset::kDefault;
   if (name == "paper") return BudgetPreset::kPaper;
@@ -58,11 +65,13 @@ BudgetPreset parse_budget_preset(const std::string& name) {
 }
 
 void PolicyFlags::add(CLI::App& verb) {
-  std::string names;
-  for (const PolicyInfo& info : policies())
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", info.name);
+  verb.add_option("--policy", name,
+                  "Attention policy (default: kascade with a plan, else dense): " + policy_names());
+  add_settings(verb);
+}
+
+void PolicyFlags::add_settings(CLI::App& verb) {
   verb.add_option("--plan", plan_path, "A plan written by calibrate or plan import");
-  verb.add_option("--policy", name, "Attention policy (default: kascade with a plan, else dense): " + names);
   verb.add_option("--budget", budget, "Budget preset")
       ->check(CLI::IsMember({"default", "paper", "kernel"}))
       ->capture_default_str();
@@ -78,7 +87,7 @@ void PolicyFlags::add(CLI::App& verb) {
                 "Accept a plan made from another model of the same shape");
 }
 
-std::shared_ptr<const Policy> PolicyFlags::make(const Model& model, std::optional<Plan>* plan) const {
+PolicyOptions PolicyFlags::settings() const {
   PolicyOptions options;
   options.budget = parse_budget_preset(budget);
   options.percent = percent;
@@ -88,11 +97,20 @@ std::shared_ptr<const Policy> PolicyFlags::make(const Model& model, std::optiona
   options.recent = recent;
   if (rolling || no_rolling) options.rolling = rolling;
   options.anchors = anchors;
-  if (!plan_path.empty()) {
-    *plan = load_plan(plan_path);
-    const std::string warning = check_plan_model(**plan, model.identity(), allow_other_model);
-    if (!warning.empty()) note("warning: " + warning);
-  }
+  return options;
+}
+
+std::optional<Plan> PolicyFlags::load(const Model& model) const {
+  if (plan_path.empty()) return std::nullopt;
+  Plan plan = load_plan(plan_path);
+  const std::string warning = check_plan_model(plan, model.identity(), allow_other_model);
+  if (!warning.empty()) note("warning: " + warning);
+  return plan;
+}
+
+std::shared_ptr<const Policy> PolicyFlags::make(const Model& model, std::optional<Plan>* plan) const {
+  const PolicyOptions options = settings();
+  *plan = load(model);
   const std::string chosen = !name.empty() ? name : plan_path.empty() ? "dense" : "kascade";
   return make_policy(chosen, options, model.identity(), plan->has_value() ? &**plan : nullptr);
 }

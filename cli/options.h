@@ -43,6 +43,10 @@ struct PolicyFlags {
   bool allow_other_model = false;
 
   void add(CLI::App& verb);
+  void add_settings(CLI::App& verb);  // all but --policy
+  PolicyOptions settings() const;
+  /// The plan of --plan, if any; shows a plan's warning on standard error.
+  std::optional<Plan> load(const Model& model) const;
   /// The policy for this model; shows a plan's warning on standard error. Fills plan when one was given.
   std::shared_ptr<const Policy> make(const Model& model, std::optional<Plan>* plan) const;
 };
@@ -62,6 +66,9 @@ struct TextSource {
   std::vector<int32_t> ids(const Tokenizer& tokenizer) const;
   std::string read_text() const;
 };
+
+/// Every policy's name, with commas between.
+std::string policy_names();
 
 BudgetPreset parse_budget_preset(const std::string& name);
 

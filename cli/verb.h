@@ -18,6 +18,7 @@ void add_generate(CLI::App& app, std::function<void()>* run);
 void add_chat(CLI::App& app, std::function<void()>* run);
 void add_perplexity(CLI::App& app, std::function<void()>* run);
 void add_bench(CLI::App& app, std::function<void()>* run);
+void add_bench_e2e(CLI::App& bench, std::function<void()>* run);  // below bench
 void add_demo(CLI::App& app, std::function<void()>* run);
 
 }  // namespace kascade::cli

@@ -10,9 +10,6 @@
 #include "cli/verb.h"
 #include "eval/bench_attention.h"
 #include "eval/bench_attention_cuda.h"
-#include "eval/bench_engine.h"
-#include "eval/default_data.h"
-#include "eval/prompts.h"
 
 namespace kascade::cli {
 namespace {
@@ -87,71 +84,6 @@ struct OperatorBench {
   }
 };
 
-struct EngineBench {
-  RunOptions options;
-  PolicyFlags policy_flags;
-  int64_t context = 7500;
-  int64_t decode_tokens = 64;
-  int repetitions = 3;
-
-  void run() const {
-    const auto model = options.open();
-    std::optional<Plan> plan;
-    EngineBenchOptions bench;
-    bench.policies.push_back(make_policy("dense", {}, model->identity(), nullptr));
-    const auto policy = policy_flags.make(*model, &plan);
-    if (policy->name() != "dense") bench.policies.push_back(policy);
-    const std::vector<int32_t> text = text_tokens(model->tokenizer(), default_document());
-    while (static_cast<int64_t>(bench.prompt.size()) < context) {
-      const auto count = std::min<size_t>(text.size(), static_cast<size_t>(context) - bench.prompt.size());
-      bench.prompt.insert(bench.prompt.end(), text.begin(),
-                          text.begin() + static_cast<std::ptrdiff_t>(count));
-    }
-    bench.decode_tokens = decode_tokens;
-    bench.repetitions = repetitions;
-    bench.threads = options.threads;
-    bench.cancel = &interrupted();
-    Progress progress;
-    bench.progress = [&](int64_t done, int64_t all) {
-      progress.update("whole model", static_cast<double>(done) / static_cast<double>(all));
-    };
-    const auto results = bench_engine(options.prepare(model), bench);
-    progress.clear();
-    if (options.json) {
-      Json policies = Json::array();
-      for (const EngineBenchResult& result : results) {
-        policies.push_back({{"policy", result.policy},
-                            {"prefill_tokens_per_s", result.prefill_tokens_per_s},
-                            {"decode_tokens_per_s", result.decode_tokens_per_s},
-                            {"memory_bytes", result.memory_bytes}});
-      }
-      Json document = {{"model", model->config().name},
-                       {"weight_bytes", model->weights().bytes},
-                       {"context", context},
-                       {"decode_tokens", decode_tokens},
-                       {"repetitions", repetitions},
-                       {"compute", options.compute},
-                       {"policies", policies}};
-      if (results.size() > 1) {
-        document["prefill_speedup"] = results[1].prefill_tokens_per_s / results[0].prefill_tokens_per_s;
-        document["decode_speedup"] = results[1].decode_tokens_per_s / results[0].decode_tokens_per_s;
-      }
-      print_json(document);
-      return;
-    }
-    std::vector<std::vector<std::string>> rows = {
-        {"policy", "prefill/s", "ratio", "decode/s", "ratio", "memory"}};
-    for (const EngineBenchResult& result : results) {
-      rows.push_back({result.policy, fmt::format("{:.1f}", result.prefill_tokens_per_s),
-                      fmt::format("{:.2f}", result.prefill_tokens_per_s / results[0].prefill_tokens_per_s),
-                      fmt::format("{:.1f}", result.decode_tokens_per_s),
-                      fmt::format("{:.2f}", result.decode_tokens_per_s / results[0].decode_tokens_per_s),
-                      human_bytes(result.memory_bytes)});
-    }
-    print(table(rows));
-  }
-};
-
 }  // namespace
 
 void add_bench(CLI::App& app, std::function<void()>* run) {
@@ -171,22 +103,7 @@ void add_bench(CLI::App& app, std::function<void()>* run) {
   prefill->add(*prefill_verb, run, prefill);
   prefill_verb->footer("Example: kascade bench prefill --context 16384 --roles 1,4,27");
 
-  auto engine = std::make_shared<EngineBench>();
-  CLI::App* engine_verb =
-      verb->add_subcommand("e2e", "Whole model: prefill and decode rates, dense beside a policy");
-  engine->options.add(*engine_verb);
-  engine->policy_flags.add(*engine_verb);
-  engine_verb->add_option("--context", engine->context, "Prompt tokens, from the shipped document")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
-      ->capture_default_str();
-  engine_verb->add_option("--decode-tokens", engine->decode_tokens, "Timed steps after the prompt")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
-      ->capture_default_str();
-  engine_verb->add_option("--repetitions", engine->repetitions, "Runs of each policy, in turns")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  engine_verb->footer("Example: kascade bench e2e --model model.gguf --plan plan.json --context 7500");
-  engine_verb->callback([engine, run] { *run = [engine] { engine->run(); }; });
+  add_bench_e2e(*verb, run);
 }
 
 }  // namespace kascade::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text that the program carries inside itself (data/README.md): works wherever the program is installed.
+// What the program carries inside itself (data/README.md): works wherever the program is installed.
 #pragma once
 
 #include <cstdint>
@@ -18,5 +18,9 @@ std::string_view default_document();
 /// data/haystack.txt: the haystack of the passkeys that the choice of anchors sees; another book than the
 /// document.
 std::string_view default_haystack();
+
+/// data/plans: the head maps that the method's authors published, as plans.
+std::string_view published_llama_plan();
+std::string_view published_qwen3_plan();
 
 }  // namespace kascade

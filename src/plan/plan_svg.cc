@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "base/json.h"
+#include "base/svg.h"
 #include "kascade/plan.h"
 
 namespace kascade {
@@ -19,9 +19,8 @@ constexpr double kMapLeft = 70, kMapTop = 100, kMapSize = 420;
 constexpr double kBarGap = 16, kBarWidth = 12;
 constexpr double kChartLeft = 650, kChartWidth = 300, kChartHeight = 180, kChartGap = 60;
 constexpr double kHeight = 604;
-constexpr size_t kMaxTextChars = 100;
 
-constexpr std::string_view kInk = "#1f2933", kMuted = "#66727f", kGrid = "#e4e8ec";
+constexpr std::string_view kMuted = kSvgMuted, kGrid = kSvgGrid;
 constexpr std::string_view kAnchor = "#e8384f", kKl = "#5b3f8c", kTop1 = "#1f77a4", kPasskey = "#d9822b";
 
 struct Colour {
@@ -45,64 +44,6 @@ std::string ramp_colour(double share) {
   return fmt::format("#{:02x}{:02x}{:02x}", mix(kRamp[i].red, kRamp[i + 1].red),
                      mix(kRamp[i].green, kRamp[i + 1].green), mix(kRamp[i].blue, kRamp[i + 1].blue));
 }
-
-// Text that came from a file, safe inside XML: valid UTF-8, no control or reserved characters, of bounded
-// length.
-std::string escaped(std::string_view raw) {
-  const std::string text = parse_json(dump_json(std::string(raw)), "text").get<std::string>();
-  std::string out;
-  size_t chars = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const unsigned char c = static_cast<unsigned char>(text[i]);
-    if ((c & 0xC0) != 0x80 && ++chars > kMaxTextChars) return out + "...";
-    const std::string_view rest = std::string_view(text).substr(i, 3);
-    if (rest == "\xEF\xBF\xBE" || rest == "\xEF\xBF\xBF") {  // U+FFFE and U+FFFF are not XML characters
-      out += '?';
-      i += 2;
-    } else if (c < 0x20 || c == 0x7F) {
-      out += ' ';
-    } else if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += static_cast<char>(c);
-    }
-  }
-  return out;
-}
-
-class Drawing {
- public:
-  void text(double x, double y, std::string_view content, std::string_view attributes = "") {
-    out_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, attributes, escaped(content));
-  }
-  void rect(double x, double y, double width, double height, std::string_view attributes) {
-    out_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" {}/>\n", x, y,
-                        width, height, attributes);
-  }
-  void line(double x1, double y1, double x2, double y2, std::string_view colour, double width = 1) {
-    out_ += fmt::format(
-        "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"{}\"/>\n",
-        x1, y1, x2, y2, colour, width);
-  }
-  void raw(std::string_view markup) { out_ += markup; }
-  std::string finish(double width) const {
-    return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 "
-        "{0:.0f} "
-        "{1:.0f}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"{2}\">\n"
-        "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{3}</svg>\n",
-        width, kHeight, kInk, out_);
-  }
-
- private:
-  std::string out_;
-};
 
 // 1, 2 or 5 times a power of ten, at least value.
 double round_step(double value) {
@@ -376,7 +317,8 @@ std::string plan_svg(const Plan& plan) {
   draw_title(plan, out);
   draw_similarity(plan, out);
   if (!plan.candidates.empty()) draw_quality(plan, out);
-  return out.finish(plan.candidates.empty() ? kMapLeft + kMapSize + 110 : kChartLeft + kChartWidth + 40);
+  return out.finish(plan.candidates.empty() ? kMapLeft + kMapSize + 110 : kChartLeft + kChartWidth + 40,
+                    kHeight);
 }
 
 }  // namespace kascade
