@@ -10,9 +10,8 @@
 
 namespace kascade {
 
-/// Decode alone; every call is replayed from a graph, after a read that empties the second-level cache.
-/// Throws Unsupported where the build has no CUDA kernels, for prefill and for what they do not support, and
-/// otherwise as bench_attention().
+/// Every call is replayed from a graph, after a read that empties the second-level cache. Throws Unsupported
+/// where the build has no CUDA kernels and for what they do not support, and otherwise as bench_attention().
 AttentionBenchResult bench_attention_cuda(
     const AttentionBenchOptions& options,
     const std::function<void(double share, const std::string& doing)>& progress,

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cuda/bench/decode_bench.h"
+#include "attention/cuda/bench/attention_bench.h"
 #include "attention/cuda/c_api.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
@@ -566,25 +566,34 @@ void test_refusals() {
 /// The bench's own answers: it runs on pages and packed, and what it checks is right.
 void test_bench() {
   current = "bench";
-  for (const int32_t page_size : {0, 16}) {
-    CudaDecodeBenchOptions options;
-    options.batch = 3;
-    options.context = 3000;
-    options.budget = default_budget();
-    options.needed = {1, 0, 0, 0, 0, 0, 0, 0};
-    options.page_size = page_size;
-    options.repetitions = 3;
-    try {
-      const CudaDecodeBenchResult result = bench_decode_cuda(options, [](double, const std::string&) {});
-      EXPECT(result.largest_error <= result.allowed_error, "error %g, allowed %g", result.largest_error,
-             result.allowed_error);
-      EXPECT(result.members == 3 * 8 * (300 + 128), "%d members", static_cast<int>(result.members));
-      for (const double ms : result.ms) EXPECT(ms > 0 && std::isfinite(ms), "a role took %g ms", ms);
-      EXPECT(result.read_gb_per_s > 0, "no bandwidth");
-    } catch (const std::exception& error) {
-      fail(error.what());
+  for (const bool prefill : {false, true})
+    for (const int32_t page_size : {0, 16}) {
+      CudaAttentionBenchOptions options;
+      options.prefill = prefill;
+      options.batch = 3;
+      options.context = prefill ? 650 : 3000;
+      options.budget = default_budget();
+      options.needed = {1, 0, 0, 0, 0, 0, 0, 0};
+      options.page_size = page_size;
+      options.repetitions = 3;
+      try {
+        const CudaAttentionBenchResult result =
+            bench_attention_by_role(options, [](double, const std::string&) {});
+        EXPECT(result.largest_error <= result.allowed_error, "error %g, allowed %g", result.largest_error,
+               result.allowed_error);
+        if (prefill) {
+          EXPECT(result.member_rows > static_cast<double>(result.members), "%g rows times members",
+                 result.member_rows);
+          EXPECT(result.bf16_tflop_per_s > 0, "no products");
+        } else {
+          EXPECT(result.members == 3 * 8 * (300 + 128), "%d members", static_cast<int>(result.members));
+        }
+        for (const double ms : result.ms) EXPECT(ms > 0 && std::isfinite(ms), "a role took %g ms", ms);
+        EXPECT(result.read_gb_per_s > 0, "no bandwidth");
+      } catch (const std::exception& error) {
+        fail(error.what());
+      }
     }
-  }
 }
 
 /// Results do not depend on how many multiprocessors a call leaves to others.
