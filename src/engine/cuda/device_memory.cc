@@ -17,6 +17,7 @@ DeviceInfo usable_device() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
+  require<Unsupported>(driver > 0, "device: no NVIDIA driver, so no CUDA device");
   require<Unsupported>(error != cudaErrorInsufficientDriver,
                        "device: the NVIDIA driver supports CUDA {}, but this build needs CUDA {}",
                        version_text(driver), version_text(runtime));
