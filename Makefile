@@ -42,8 +42,9 @@ fuzz: deps-test
 	scripts/run_fuzzers.sh
 
 cuda:
-	BUILD=build/cuda-direct bench/compare_h200/run.sh build/cuda-direct/results
-	build/cuda-direct/kascade_cuda_test --suite host
+	cmake --preset cuda
+	cmake --build --preset cuda --target kascade kascade_cuda kascade_cuda_test
+	build/cuda/bin/kascade_cuda_test --suite host
 
 bench: build
 	scripts/bench_operator.sh

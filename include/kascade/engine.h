@@ -126,7 +126,7 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const PreparedModel& model() const = 0;
-  virtual int threads() const = 0;
+  virtual int threads() const = 0;  // of the host
   /// Rows that one forward call takes (EngineOptions::prefill_chunk).
   virtual int64_t max_rows() const = 0;
   virtual std::unique_ptr<Sequence> make_sequence() = 0;

@@ -75,6 +75,7 @@ struct OnePassEvaluator::Worker {
   std::vector<std::unique_ptr<Sequence>> sequences;  // [prompts]
   std::vector<std::vector<DenseRow>> dense;          // [prompts] of the scored rows
   std::unique_ptr<ResidualRecorder> recorder;
+  std::unique_ptr<ThreadPool> scoring;  // as many threads as the engine has
 
   // Prompts that go through the layers together: indices into the above, and their rows.
   struct Group {
@@ -112,12 +113,14 @@ struct OnePassEvaluator::Worker {
     return result;
   }
 
-  // Calls visit(member, scored row of it, row of the prompt, logits) for every scored row of the group. A
-  // block of logits never spans prompts: how many rows a product has may decide its last digits, and groups
-  // depend on the workers.
-  template <class Visit>
+  // Calls measure(member, scored row of it, logits) for every scored row of the group, the rows of a block at
+  // once, and take(member, row of the prompt, what measure returned) for one after another. A block of logits
+  // never spans prompts: how many rows a product has may decide its last digits, and groups depend on the
+  // workers.
+  template <class Measure, class Take>
   void for_each_scored(const Group& group, const std::vector<OnePassPrompt>& all,
-                       std::span<const float> hidden, Visit&& visit) {
+                       std::span<const float> hidden, Measure&& measure, Take&& take) {
+    using Measured = decltype(measure(size_t{}, int64_t{}, std::span<const float>()));
     struct Place {
       int64_t scored, row;
     };
@@ -127,8 +130,11 @@ struct OnePassEvaluator::Worker {
     std::vector<float> gathered;
     const auto flush = [&](size_t member) {
       const std::span<const float> logits = engine->logits(gathered);
-      for (size_t p = 0; p < places.size(); ++p)
-        visit(member, places[p].scored, places[p].row, logits.subspan(p * vocabulary, vocabulary));
+      std::vector<Measured> measured(places.size());
+      scoring->parallel_for(std::ssize(places), [&](int64_t p, int) {
+        measured[p] = measure(member, places[p].scored, logits.subspan(p * vocabulary, vocabulary));
+      });
+      for (size_t p = 0; p < places.size(); ++p) take(member, places[p].row, std::move(measured[p]));
       places.clear();
       gathered.clear();
     };
@@ -152,23 +158,31 @@ struct OnePassEvaluator::Worker {
   // prompts].
   void score(const Group& group, const std::vector<OnePassPrompt>& all, std::span<const float> hidden,
              std::span<OnePassFigures> figures) {
-    for_each_scored(group, all, hidden,
-                    [&](size_t i, int64_t scored, int64_t row, std::span<const float> logits) {
-                      const OnePassPrompt& prompt = all[prompts[i]];
-                      const DenseRow& reference = dense[i][scored];
-                      OnePassFigures& sum = figures[prompts[i]];
-                      const double kl = kl_divergence(reference.logits, logits);
-                      const int32_t best = arg_max(logits);
-                      if (is_passkey(prompt)) {
-                        ++sum.digits;
-                        sum.digit_kl_sum += kl;
-                        sum.digits_right += best == prompt.targets[row];
-                      } else {
-                        ++sum.rows;
-                        sum.kl_sum += kl;
-                        sum.agree += best == reference.best;
-                      }
-                    });
+    struct Row {
+      double kl = 0;
+      int32_t best = 0;
+      bool agrees = false;
+    };
+    for_each_scored(
+        group, all, hidden,
+        [&](size_t i, int64_t scored, std::span<const float> logits) {
+          const DenseRow& reference = dense[i][scored];
+          const int32_t best = arg_max(logits);
+          return Row{kl_divergence(reference.logits, logits), best, best == reference.best};
+        },
+        [&](size_t i, int64_t row, const Row& measured) {
+          const OnePassPrompt& prompt = all[prompts[i]];
+          OnePassFigures& sum = figures[prompts[i]];
+          if (is_passkey(prompt)) {
+            ++sum.digits;
+            sum.digit_kl_sum += measured.kl;
+            sum.digits_right += measured.best == prompt.targets[row];
+          } else {
+            ++sum.rows;
+            sum.kl_sum += measured.kl;
+            sum.agree += measured.agrees;
+          }
+        });
   }
 };
 
@@ -203,6 +217,7 @@ OnePassEvaluator::OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engi
     workers_.push_back(std::make_unique<Worker>());
     workers_.back()->engine = engine.get();
     workers_.back()->recorder = std::make_unique<ResidualRecorder>(engine->model().config());
+    workers_.back()->scoring = std::make_unique<ThreadPool>(engine->threads());
   }
   // What has no prefix yet goes to the worker with the fewest tokens.
   std::vector<int64_t> tokens(engines.size(), 0);
@@ -242,9 +257,13 @@ OnePassEvaluator::OnePassEvaluator(std::span<const std::unique_ptr<Engine>> engi
       check_cancel(cancel_);
       const std::vector<float> hidden = worker.forward(group, prompts_, nullptr, 0, nullptr, nullptr);
       worker.for_each_scored(
-          group, prompts_, hidden, [&](size_t i, int64_t, int64_t row, std::span<const float> logits) {
+          group, prompts_, hidden,
+          [](size_t, int64_t, std::span<const float> logits) {
+            return DenseRow{{logits.begin(), logits.end()}, arg_max(logits)};
+          },
+          [&](size_t i, int64_t row, DenseRow&& measured) {
             const OnePassPrompt& prompt = prompts_[worker.prompts[i]];
-            worker.dense[i].push_back({{logits.begin(), logits.end()}, arg_max(logits)});
+            worker.dense[i].push_back(std::move(measured));
             if (is_passkey(prompt))
               dense_right_[worker.prompts[i]] += worker.dense[i].back().best == prompt.targets[row];
           });

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kascade/thread_pool.h"
 #include "ops/ops.h"
 
 namespace kascade {
@@ -13,15 +14,15 @@ namespace {
 constexpr int64_t kLogitRows = 32;
 
 void score_row(std::span<const float> dense, std::span<const float> policy, int32_t target,
-               RegionScore& region) {
+               RegionScore& region, size_t position) {
   const auto nll = [target](std::span<const float> logits) {
     return log_sum_exp(logits) - static_cast<double>(logits[target]);
   };
   const bool paired = dense.data() != policy.data();
-  region.dense_nlls.push_back(nll(dense));
-  region.nlls.push_back(paired ? nll(policy) : region.dense_nlls.back());
-  region.kls.push_back(paired ? kl_divergence(dense, policy) : 0.0);
-  region.agree.push_back(!paired || arg_max(dense) == arg_max(policy));
+  region.dense_nlls[position] = nll(dense);
+  region.nlls[position] = paired ? nll(policy) : region.dense_nlls[position];
+  region.kls[position] = paired ? kl_divergence(dense, policy) : 0.0;
+  region.agree[position] = !paired || arg_max(dense) == arg_max(policy);
 }
 
 }  // namespace
@@ -35,6 +36,13 @@ void score_rows(Engine& engine, std::span<const float> dense, std::span<const fl
                            (policy.empty() || policy.size() == dense.size()),
                        "score_rows: expected {} rows of {} numbers, got {} and {} numbers", rows, hidden,
                        dense.size(), policy.size());
+  if (rows == 0) return;
+  const size_t first = region.kls.size(), end = first + targets.size();
+  region.dense_nlls.resize(end);
+  region.nlls.resize(end);
+  region.kls.resize(end);
+  region.agree.resize(end);
+  ThreadPool pool(static_cast<int>(std::min(int64_t{engine.threads()}, rows)));
   std::vector<float> reference;
   for (int64_t begin = 0; begin < rows; begin += kLogitRows) {
     const int64_t count = std::min(kLogitRows, rows - begin);
@@ -45,9 +53,11 @@ void score_rows(Engine& engine, std::span<const float> dense, std::span<const fl
       dense_logits = reference;
       policy_logits = engine.logits(policy.subspan(begin * hidden, count * hidden));
     }
-    for (int64_t r = 0; r < count; ++r)
+    pool.parallel_for(count, [&](int64_t r, int) {
       score_row(dense_logits.subspan(r * vocabulary, vocabulary),
-                policy_logits.subspan(r * vocabulary, vocabulary), targets[begin + r], region);
+                policy_logits.subspan(r * vocabulary, vocabulary), targets[begin + r], region,
+                first + static_cast<size_t>(begin + r));
+    });
   }
 }
 

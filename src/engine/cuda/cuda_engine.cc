@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "engine/chunk_rows.h"
 #include "engine/rules.h"
+#include "kascade/thread_pool.h"
 
 namespace kascade {
 namespace {
@@ -89,7 +90,8 @@ CudaEngine::CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptio
       attention_(config_, cache_,
                  (int64_t{config_.query_heads} + int64_t{2} * config_.kv_heads) * config_.head_dim),
       q_width_(int64_t{config_.query_heads} * config_.head_dim),
-      qkv_width_(q_width_ + int64_t{2} * config_.kv_heads * config_.head_dim) {
+      qkv_width_(q_width_ + int64_t{2} * config_.kv_heads * config_.head_dim),
+      host_threads_(ThreadPool(options.threads).threads()) {
   pool_ = cache_;
   const std::vector<double> frequencies = rope_frequencies();
   rope_frequencies_.grow(std::ssize(frequencies));

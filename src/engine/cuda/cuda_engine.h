@@ -24,7 +24,7 @@ class CudaEngine final : public CachedEngine {
   CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptions& options);
   ~CudaEngine() override;
 
-  int threads() const override { return 1; }
+  int threads() const override { return host_threads_; }
   std::span<const float> logits(std::span<const float> hidden) override;
   uint64_t memory_bytes() const override;
 
@@ -69,6 +69,7 @@ class CudaEngine final : public CachedEngine {
   cuda::PackedUpload upload_;
   cuda::PartTimer* timer_ = nullptr;
   int64_t q_width_, qkv_width_;
+  int host_threads_;  // for those who work on what comes back
 
   int64_t product_rows_ = 0;  // rows of the call's products; those past its own hold nothing
 
