@@ -39,6 +39,8 @@ def note(text):
 
 def transformers_worker(arguments):
     """Every piece of work in this process; writes a JSON document."""
+    import warnings
+
     import torch
     import transformers
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -46,6 +48,7 @@ def transformers_worker(arguments):
     from transformers.cache_utils import DynamicLayer
     from transformers.models.llama import modeling_llama
 
+    warnings.filterwarnings("ignore", category=UserWarning)  # which kernels SDPA passes over
     backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
                 "efficient": SDPBackend.EFFICIENT_ATTENTION}
     work = [parse_work(text) for text in arguments.work.split(",")]

@@ -28,7 +28,7 @@ double seconds_since(Clock::time_point start) {
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 void check(const ModelConfig& config, const E2eBenchOptions& options) {

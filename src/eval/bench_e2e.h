@@ -69,7 +69,8 @@ struct E2eWorkResult {
 /// What the device can do at most, measured in the same run; 0 where unknown.
 struct E2eLimits {
   double read_gb_per_s = 0;
-  double bf16_tflop_per_s = 0;
+  double bf16_tflop_per_s = 0;            // of the fastest large products, in short runs
+  double bf16_sustained_tflop_per_s = 0;  // the same for most of a second, which heats the device
 };
 
 struct E2eReport {

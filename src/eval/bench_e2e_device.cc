@@ -5,6 +5,7 @@
 
 #if defined(KASCADE_CUDA)
 #include <algorithm>
+#include <array>
 
 #include "attention/cuda/bench/read_bandwidth.h"
 #include "engine/cuda/cuda_engine.h"
@@ -22,9 +23,13 @@ namespace {
 
 using cuda::check_call;
 
-// A product that fills the GPU, multiplied for long enough that clocks settle.
-constexpr int64_t kPeakRows = 16384, kPeakWidth = 8192;
-constexpr int kPeakCalls = 60;
+// Products that fill the GPU: a square one, and one of the shape that chunks of a prompt have.
+struct PeakShape {
+  int64_t rows, outputs, inputs;
+};
+constexpr PeakShape kPeakShapes[] = {{16384, 8192, 8192}, {8192, 28672, 4096}};
+// Calls that are timed together, and how often; the last ones, after some tenths of a second, are sustained.
+constexpr int kPeakCalls = 5, kPeakGroups = 60, kSustainedGroups = 30;
 
 static_assert(cuda::kParts == kE2eParts && static_cast<size_t>(cuda::Part::kProducts) == 0 &&
               static_cast<size_t>(cuda::Part::kDense) == 1 && static_cast<size_t>(cuda::Part::kLayer0) == 2 &&
@@ -52,29 +57,37 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-double bf16_tflop_per_s() {
+void measure_products(E2eLimits* limits) {
   const cuda::Stream stream;
-  cuda::DeviceBuffer<__nv_bfloat16> weight{"bench weights"}, x{"bench rows"}, out{"bench products"};
-  weight.grow(kPeakWidth * kPeakWidth);
-  x.grow(kPeakRows * kPeakWidth);
-  out.grow(kPeakRows * kPeakWidth);
-  cuda::fill_normal(weight.data(), kPeakWidth * kPeakWidth, 0.01f, 1, stream.get());
-  cuda::fill_normal(x.data(), kPeakRows * kPeakWidth, 1, 2, stream.get());
-  const cuda::DeviceMatrix matrix{weight.data(), kPeakWidth, kPeakWidth};
   cuda::MatrixProducts products(cuda::Products::kFast);
-  products.prepare(matrix, kPeakRows, false, false, stream.get());
-  const auto multiply = [&] {
-    products.multiply(matrix, x.data(), kPeakRows, out.data(), false, false, stream.get());
-  };
-  const Event begin, end;
-  for (int i = 0; i < kPeakCalls / 2; ++i) multiply();
-  begin.record(stream);
-  for (int i = 0; i < kPeakCalls; ++i) multiply();
-  end.record(stream);
-  stream.wait();
-  const double flop = 2.0 * static_cast<double>(kPeakRows) * static_cast<double>(kPeakWidth) *
-                      static_cast<double>(kPeakWidth) * kPeakCalls;
-  return flop / end.milliseconds_since(begin) * 1e-9;
+  products.use_library_alone();
+  for (const PeakShape& shape : kPeakShapes) {
+    cuda::DeviceBuffer<__nv_bfloat16> weight{"bench weights"}, x{"bench rows"}, out{"bench products"};
+    weight.grow(shape.outputs * shape.inputs);
+    x.grow(shape.rows * shape.inputs);
+    out.grow(shape.rows * shape.outputs);
+    cuda::fill_normal(weight.data(), shape.outputs * shape.inputs, 0.01f, 1, stream.get());
+    cuda::fill_normal(x.data(), shape.rows * shape.inputs, 1, 2, stream.get());
+    const cuda::DeviceMatrix matrix{weight.data(), shape.outputs, shape.inputs};
+    products.prepare(matrix, shape.rows, false, false, stream.get());
+    const double flop = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.outputs) *
+                        static_cast<double>(shape.inputs) * kPeakCalls;
+    std::array<Event, kPeakGroups + 1> marks;
+    marks[0].record(stream);
+    for (int group = 1; group <= kPeakGroups; ++group) {
+      for (int call = 0; call < kPeakCalls; ++call)
+        products.multiply(matrix, x.data(), shape.rows, out.data(), false, false, stream.get());
+      marks[group].record(stream);
+    }
+    stream.wait();
+    for (int group = 1; group <= kPeakGroups; ++group)
+      limits->bf16_tflop_per_s =
+          std::max(limits->bf16_tflop_per_s, flop / marks[group].milliseconds_since(marks[group - 1]) * 1e-9);
+    limits->bf16_sustained_tflop_per_s =
+        std::max(limits->bf16_sustained_tflop_per_s,
+                 flop * kSustainedGroups * 1e-9 /
+                     marks[kPeakGroups].milliseconds_since(marks[kPeakGroups - kSustainedGroups]));
+  }
 }
 
 }  // namespace
@@ -91,7 +104,10 @@ E2eDevice e2e_device(const PreparedModel& model) {
 
 E2eLimits measure_e2e_limits(const PreparedModel& model) {
   if (on_gpu(model) == nullptr) return {};
-  return {measure_cuda_read_gb_per_s(), bf16_tflop_per_s()};
+  E2eLimits limits;
+  limits.read_gb_per_s = measure_cuda_read_gb_per_s();
+  measure_products(&limits);
+  return limits;
 }
 
 bool fill_random_keys(Engine& engine, Sequence& sequence, int64_t length, uint64_t seed) {

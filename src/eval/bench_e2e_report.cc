@@ -19,6 +19,7 @@ double tokens_per_s(const E2eWork& work, const E2eRun& run) {
 // Where a run stands against the device's limits; 0 where that is unknown.
 struct Shares {
   double of_read_limit = 0;          // a dense decode step
+  double products_tflop_per_s = 0;   // prefill
   double products_of_peak = 0;       // prefill
   double attention_tflop_per_s = 0;  // dense prefill
 };
@@ -32,7 +33,8 @@ Shares shares_of(const E2eReport& report, const E2eWorkResult& result, const E2e
     return shares;
   }
   const double products = run.parts[0], attention = run.parts[1];
-  if (peak > 0 && products > 0) shares.products_of_peak = result.product_flop / products / peak;
+  if (products > 0) shares.products_tflop_per_s = result.product_flop / products * 1e-12;
+  if (peak > 0) shares.products_of_peak = shares.products_tflop_per_s * 1e12 / peak;
   if (dense && attention > 0) shares.attention_tflop_per_s = result.dense_attention_flop / attention * 1e-12;
   return shares;
 }
@@ -59,6 +61,7 @@ Json run_json(const E2eReport& report, const E2eWorkResult& result, const E2eRun
   if (decode) {
     json["share_of_read_limit"] = known(shares.of_read_limit);
   } else {
+    json["products_tflop_per_s"] = known(shares.products_tflop_per_s);
     json["products_share_of_peak"] = known(shares.products_of_peak);
     json["dense_attention_tflop_per_s"] = known(shares.attention_tflop_per_s);
   }
@@ -95,7 +98,8 @@ std::string bench_e2e_json(const E2eReport& r) {
         {"threads", r.threads},
         {"memory_bytes", r.device_memory_bytes},
         {"read_gb_per_s", known(r.limits.read_gb_per_s)},
-        {"bf16_tflop_per_s", known(r.limits.bf16_tflop_per_s)}}},
+        {"bf16_tflop_per_s", known(r.limits.bf16_tflop_per_s)},
+        {"bf16_sustained_tflop_per_s", known(r.limits.bf16_sustained_tflop_per_s)}}},
       {"model",
        {{"name", c.name},
         {"weights", r.random_weights ? "random" : "file"},
@@ -124,8 +128,9 @@ std::string bench_e2e_table(const E2eReport& r) {
                   r.device == "cpu" ? fmt::format(", {} threads", r.threads) : "");
   if (!r.plan.empty()) text += fmt::format("plan: {}\n", r.plan);
   if (r.limits.read_gb_per_s > 0)
-    text += fmt::format("limits: {:.0f} GB/s read, {:.0f} TFLOP/s bf16 products\n", r.limits.read_gb_per_s,
-                        r.limits.bf16_tflop_per_s);
+    text +=
+        fmt::format("limits: {:.0f} GB/s read, {:.0f} TFLOP/s bf16 products ({:.0f} sustained)\n",
+                    r.limits.read_gb_per_s, r.limits.bf16_tflop_per_s, r.limits.bf16_sustained_tflop_per_s);
   text += fmt::format("\n{:<16}{:<20}{:>12}{:>11}{:>9}{:>11}{:>10}{:>7}{:>10}{:>10}\n", "work", "policy",
                       "time", "tokens/s", "ratio", "attention", "products", "rest", "memory", "of limit");
   for (const E2eWorkResult& result : r.works) {

@@ -17,7 +17,7 @@ namespace {
 constexpr double kLeft = 40, kTop = 110, kChartHeight = 300, kLabelSpace = 44;
 constexpr double kBarWidth = 62, kBarGap = 14, kGroupGap = 46;
 constexpr double kHeight = kTop + kChartHeight + 96;
-constexpr double kLeastWidth = 620;
+constexpr double kLeastWidth = 720;
 constexpr double kLeastNamed = 15;  // parts lower than this hold no text
 
 constexpr std::array<std::string_view, kE2eParts> kColours = {"#9aa7b5", "#e8384f", "#b8577f",

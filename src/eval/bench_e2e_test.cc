@@ -38,7 +38,7 @@ E2eReport made_up_report() {
   report.random_weights = true;
   report.config = shape_model("llama-3.1-8b", 1)->config();
   report.weight_bytes = 16'000'000'000;
-  report.limits = {4000, 700};
+  report.limits = {4000, 700, 650};
   report.steps = 32;
   report.repetitions = 3;
   report.plan = "published";
@@ -86,6 +86,7 @@ TEST(BenchE2eReport, JsonHoldsRatiosAndShares) {
   EXPECT_FALSE(decode["runs"][0].contains("products_share_of_peak"));
   const Json& prefill = document["work"][1];
   EXPECT_DOUBLE_EQ(prefill["runs"][0]["ratio_to_dense"], 1);
+  EXPECT_NEAR(prefill["runs"][0]["products_tflop_per_s"], 525, 1e-6);
   EXPECT_NEAR(prefill["runs"][0]["products_share_of_peak"], 0.75, 1e-9);      // 525 TFLOP/s of 700
   EXPECT_NEAR(prefill["runs"][0]["dense_attention_tflop_per_s"], 400, 1e-6);  // 3e14 in 0.75 s
   double shares = 0;
