@@ -168,7 +168,7 @@ void bench_product_shapes() {
       const int64_t tiles = (shape.outputs + 15) / 16;
       const int columns = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
       for (const int split : {1, 2})
-        for (const int chunk : {128, 256, 512})
+        for (const int chunk : {256, 512})
           for (const int most : {1, 2, 3, 4, 7, 8}) {
             cuda::SmallProductShape way;
             way.split = split;
@@ -179,14 +179,14 @@ void bench_product_shapes() {
             way.tiles = static_cast<int>((each + passes - 1) / passes);
             if (way.tiles != most || (split > 1 && shape.outputs > 20000) || (rows == 1 && most > 4))
               continue;
-            const int64_t stage = (way.tiles * 16 + columns * 8) * (chunk * 2 + 64);
-            const int64_t partial = most <= 4 ? 9 * 1024 : 17 * 1024;
+            const int64_t stage = int64_t{way.tiles * 2 + columns} * 1024 * (chunk / 64);
+            const int64_t partial = most <= 4 ? 11 * 1024 : 19 * 1024;
             const bool alone = columns * (most <= 4 ? 2 : 4) >= 16;
             for (const int64_t room : {113 * 1024 - partial, 226 * 1024 - partial}) {
-              way.stages = static_cast<int>(std::min<int64_t>((room - 256) / stage, 8));
+              way.stages = static_cast<int>(std::min<int64_t>(room / stage, 12));
               if (way.stages < 2 || (alone && room < 120 * 1024)) continue;
               for (const int lead : {0, way.stages, 1 << 30}) {
-                if (rows > 1 && lead != 0) continue;
+                if (rows > 1 && lead != way.stages) continue;
                 way.lead = lead;
                 const double ms = s.of_copies(shape, [&](const DeviceMatrix& matrix) {
                   cuda::small_product(matrix, way, s.x.as<Bf16>(), rows, s.out.as<void>(), shape.float_out,

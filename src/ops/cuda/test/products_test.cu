@@ -139,27 +139,29 @@ void test_products() {
                {2048, 1536},
                {1536, 8960},
                {6144, 4096},
+               {33, 192},
                {33, 160},
                {4099, 256}},
               {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 300});
 }
 
-void test_small_products() { check_sizes({{40, 160}, {320, 576}}, {1, 9, 33, 64}); }
+void test_small_products() { check_sizes({{40, 192}, {320, 576}}, {1, 9, 33, 64}); }
 
 /// Every shape of blocks that the kernel takes, whichever a matrix of today gets.
 void test_small_product_shapes() {
-  const Operands o(333, 1184, 64);
-  for (const int chunk : {128, 256})
+  const Operands o(333, 1216, 64);
+  for (const int chunk : {256, 512})
     for (const int split : {1, 2, 4})
       for (const int tiles : {1, 3, 4, 8})
         for (const int64_t rows : {1, 8, 12, 30, 64}) {
-          if (rows > 32 && tiles > 4) continue;
+          if ((rows > 32 && tiles > 4) || (split == 4 && chunk == 512)) continue;
           cuda::SmallProductShape shape;
           shape.chunk = chunk;
           shape.split = split;
           shape.tiles = tiles;
           shape.clusters = tiles == 3 ? 1 : 5;
-          shape.stages = rows > 32 ? 1 : 2;
+          shape.stages = tiles * chunk > 1024 || rows > 8 ? 1 : 2;
+          shape.lead = tiles;
           current =
               text("small product, chunk %d, split %d, %d tiles, %d rows", chunk, split, tiles, int(rows));
           const auto count = static_cast<size_t>(rows * o.outputs);
