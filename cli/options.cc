@@ -21,6 +21,18 @@ void RunOptions::add_machine(CLI::App& verb) {
       ->capture_default_str();
 }
 
+void RunOptions::add_invariant(CLI::App& verb) {
+  verb.add_flag("--invariant", invariant,
+                "On a GPU: products of fixed shapes, so that chunks and batch mates change no bit (slower)");
+}
+
+EngineOptions RunOptions::engine() const {
+  EngineOptions result;
+  result.threads = threads;
+  result.invariant = invariant;
+  return result;
+}
+
 void RunOptions::add(CLI::App& verb, bool model_required) {
   auto* option =
       verb.add_option("--model,-m", model, "A .gguf file, or a folder with config.json and safetensors");
@@ -35,14 +47,20 @@ void RunOptions::add(CLI::App& verb, bool model_required) {
 std::shared_ptr<const Model> RunOptions::open() const { return Model::open(model); }
 
 std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const Model> opened) const {
-  if (device != "auto") return PreparedModel::create(std::move(opened), compute, device);
+  Progress bar;
+  const LoadProgress progress = [&bar](uint64_t done, uint64_t total) {
+    bar.update("loading", static_cast<double>(done) / static_cast<double>(total));
+  };
+  if (device != "auto") return PreparedModel::create(std::move(opened), compute, device, progress);
 #ifdef KASCADE_CUDA
   if (compute == "auto") {
     try {
-      return PreparedModel::create(opened, compute, "cuda");
+      return PreparedModel::create(opened, compute, "cuda", progress);
     } catch (const Unsupported& error) {
+      bar.clear();
       note(fmt::format("runs on the CPU: {}", error.what()));
     } catch (const OutOfMemory& error) {
+      bar.clear();
       note(fmt::format("runs on the CPU: {}", error.what()));
     }
   }

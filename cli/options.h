@@ -22,13 +22,16 @@ struct RunOptions {
   std::string compute = "auto";
   int threads = 0;
   std::string device = "auto";
+  bool invariant = false;
   bool json = false;
 
   void add_json(CLI::App& verb);
   void add_machine(CLI::App& verb);  // --threads --device
+  void add_invariant(CLI::App& verb);
   void add(CLI::App& verb, bool model_required = true);
   std::shared_ptr<const Model> open() const;
   std::shared_ptr<const PreparedModel> prepare(std::shared_ptr<const Model> opened) const;
+  EngineOptions engine() const;
 };
 
 /// --plan --policy and the policy's options.

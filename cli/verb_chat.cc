@@ -28,8 +28,7 @@ struct Chat {
     const auto policy = policy_flags.make(*model, &plan);
     require<Unsupported>(!model->chat_template_source().empty(), "{}: the model has no chat template",
                          model->path());
-    EngineOptions engine_options;
-    engine_options.threads = options.threads;
+    EngineOptions engine_options = options.engine();
     const auto engine = Engine::create(options.prepare(model), engine_options);
     const auto sequence = engine->make_sequence();
     const bool terminal = isatty(STDIN_FILENO) != 0;
@@ -78,6 +77,7 @@ void add_chat(CLI::App& app, std::function<void()>* run) {
   auto chat = std::make_shared<Chat>();
   CLI::App* verb = app.add_subcommand("chat", "Talk with a model, line by line; reads a pipe too");
   chat->options.add(*verb);
+  chat->options.add_invariant(*verb);
   chat->policy_flags.add(*verb);
   chat->flags.max_tokens = 512;
   chat->flags.add(*verb);

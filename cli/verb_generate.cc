@@ -34,8 +34,7 @@ struct Generate {
     const std::vector<int32_t> prompt = prompt_ids(*model);
     const GenerateOptions generate_options = flags.make(ignore_end);
     // The cache holds what this run can need, never the whole of a very long context.
-    EngineOptions engine_options;
-    engine_options.threads = options.threads;
+    EngineOptions engine_options = options.engine();
     engine_options.cache_tokens = static_cast<int64_t>(prompt.size()) + flags.max_tokens + 1;
     const auto engine = Engine::create(options.prepare(model), engine_options);
     const auto sequence = engine->make_sequence();
@@ -80,6 +79,7 @@ void add_generate(CLI::App& app, std::function<void()>* run) {
   auto generate = std::make_shared<Generate>();
   CLI::App* verb = app.add_subcommand("generate", "Continue a prompt, streaming the text");
   generate->options.add(*verb);
+  generate->options.add_invariant(*verb);
   generate->source.add(*verb, "--prompt", "--prompt-file", true);
   generate->policy_flags.add(*verb);
   generate->flags.add(*verb);

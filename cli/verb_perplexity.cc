@@ -44,8 +44,7 @@ struct Perplexity {
     std::optional<Plan> plan;
     const auto policy = policy_flags.make(*model, &plan);
     const std::vector<int32_t> tokens = source.ids(model->tokenizer());
-    EngineOptions engine_options;
-    engine_options.threads = options.threads;
+    EngineOptions engine_options = options.engine();
     engine_options.cache_tokens = 2 * (static_cast<int64_t>(tokens.size()) + engine_options.page_size);
     const auto engine = Engine::create(options.prepare(model), engine_options);
     Progress progress;
@@ -93,6 +92,7 @@ void add_perplexity(CLI::App& app, std::function<void()>* run) {
   auto perplexity = std::make_shared<Perplexity>();
   CLI::App* verb = app.add_subcommand("perplexity", "NLL of a text under a policy, beside dense attention");
   perplexity->options.add(*verb);
+  perplexity->options.add_invariant(*verb);
   perplexity->source.add(*verb, "--text", "--file", true);
   perplexity->policy_flags.add(*verb);
   verb->add_option("--prefill", perplexity->prefill,

@@ -22,6 +22,8 @@ enum class Compute : uint8_t;  // src/ops/ops.h: kF32, kFast
 class Engine;
 struct EngineOptions;
 
+using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;
+
 /// A model ready to run on one device in one numeric mode. Immutable, shared between engines.
 class PreparedModel {
  public:
@@ -30,9 +32,11 @@ class PreparedModel {
   /// (the current CUDA device; weights are copied to it). Throws BadArgument for other names, Unsupported
   /// where the build, the device, its driver or the mode cannot do it (each named, with what is supported),
   /// OutOfMemory where the weights do not fit.
+  /// progress(done, total) hears of the bytes copied to a GPU.
   static std::shared_ptr<const PreparedModel> create(std::shared_ptr<const Model> model,
                                                      const std::string& compute,
-                                                     const std::string& device = "cpu");
+                                                     const std::string& device = "cpu",
+                                                     const LoadProgress& progress = {});
   virtual ~PreparedModel();
   virtual const char* device() const = 0;  // "cpu", "cuda"
   const Model& model() const { return *model_; }

@@ -13,7 +13,8 @@ PreparedModel::~PreparedModel() = default;
 
 std::shared_ptr<const PreparedModel> PreparedModel::create(std::shared_ptr<const Model> model,
                                                            const std::string& compute,
-                                                           const std::string& device) {
+                                                           const std::string& device,
+                                                           const LoadProgress& progress) {
   require<BadArgument>(model != nullptr, "model: expected one, got none");
   require<BadArgument>(compute == "f32" || compute == "auto", "compute: expected f32 or auto, got {}",
                        quote_text(compute));
@@ -22,8 +23,9 @@ std::shared_ptr<const PreparedModel> PreparedModel::create(std::shared_ptr<const
   if (device == "cuda") {
     require<Unsupported>(compute == "auto", "compute: a GPU works in bf16 (auto), got {}", compute);
 #ifdef KASCADE_CUDA
-    return std::make_shared<CudaModel>(std::move(model));
+    return std::make_shared<CudaModel>(std::move(model), progress);
 #else
+    (void)progress;
     throw_error<Unsupported>(
         "device: this build has no CUDA (cmake --preset cuda builds it); supported: cpu");
 #endif

@@ -41,16 +41,10 @@ class Layout {
   uint64_t bytes_ = 0;
 };
 
-struct Places {
-  std::vector<CudaLayer> layers;
-  DeviceMatrix embedding, head;
-  const float* final_norm = nullptr;
-};
-
-Places lay_out(const ModelConfig& config, Layout& layout) {
+CudaPlaces lay_out(const ModelConfig& config, Layout& layout) {
   const int64_t hidden = config.hidden, q_width = int64_t{config.query_heads} * config.head_dim,
                 qkv_width = q_width + int64_t{2} * config.kv_heads * config.head_dim;
-  Places places;
+  CudaPlaces places;
   for (int layer = 0; layer < config.layers; ++layer) {
     CudaLayer& weights = places.layers.emplace_back();
     weights.attention_norm = layout.take<float>(hidden);
@@ -74,7 +68,9 @@ Places lay_out(const ModelConfig& config, Layout& layout) {
 /// Fills the places with a model's tensors.
 class Loader {
  public:
-  Loader() { staged_.grow(kStagedBytes); }
+  Loader(const LoadProgress& progress, uint64_t total) : progress_(progress), total_(total) {
+    staged_.grow(kStagedBytes);
+  }
 
   void vector(const WeightTensor& tensor, const float* to) {
     floats_.resize(static_cast<size_t>(tensor.columns));
@@ -98,6 +94,8 @@ class Loader {
                  "cudaMemcpyAsync");
       cuda::dequantize(tensor.type, staged_.data(), rows * tensor.columns, out + row * to.inputs,
                        stream_.get());
+      done_ += static_cast<uint64_t>(rows * tensor.row_bytes());
+      if (progress_) progress_(done_, total_);
     }
   }
 
@@ -107,10 +105,12 @@ class Loader {
   cuda::Stream stream_;
   cuda::DeviceBuffer<std::byte> staged_{"staged weights"};
   std::vector<float> floats_;
+  const LoadProgress& progress_;
+  uint64_t done_ = 0, total_;
 };
 
-void load(const ModelWeights& weights, const Places& places) {
-  Loader loader;
+void load(const ModelWeights& weights, const CudaPlaces& places, const LoadProgress& progress) {
+  Loader loader(progress, weights.bytes);
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& from = weights.layers[i];
     const CudaLayer& to = places.layers[i];
@@ -139,7 +139,7 @@ void load(const ModelWeights& weights, const Places& places) {
   loader.finish();
 }
 
-void fill_random(const ModelConfig& config, const Places& places, uint64_t seed) {
+void fill_random(const ModelConfig& config, const CudaPlaces& places, uint64_t seed) {
   cuda::Stream stream;
   const auto matrix = [&](const DeviceMatrix& to) {
     cuda::fill_normal(const_cast<__nv_bfloat16*>(to.weight), to.outputs * to.inputs,
@@ -189,8 +189,17 @@ uint64_t CudaModel::weight_bytes(const ModelConfig& config) {
   return layout.bytes();
 }
 
-CudaModel::CudaModel(std::shared_ptr<const Model> model, std::optional<uint64_t> seed) {
+CudaModel::CudaModel(std::shared_ptr<const Model> model, const LoadProgress& progress) {
   model_ = std::move(model);
+  load(model_->weights(), place(), progress);
+}
+
+CudaModel::CudaModel(std::shared_ptr<const Model> model, uint64_t seed) {
+  model_ = std::move(model);
+  fill_random(model_->config(), place(), seed);
+}
+
+const CudaPlaces& CudaModel::place() {
   compute_ = Compute::kFast;
   const ModelConfig& config = model_->config();
   require_shape(config);
@@ -201,16 +210,8 @@ CudaModel::CudaModel(std::shared_ptr<const Model> model, std::optional<uint64_t>
                        cuda::gigabytes(device_.total_bytes), device_.name);
   memory_.grow(static_cast<int64_t>(bytes));
   Layout layout(memory_.data());
-  Places places = lay_out(config, layout);
-  if (seed) {
-    fill_random(config, places, *seed);
-  } else {
-    load(model_->weights(), places);
-  }
-  layers_ = std::move(places.layers);
-  embedding_ = places.embedding;
-  head_ = places.head;
-  final_norm_ = places.final_norm;
+  places_ = lay_out(config, layout);
+  return places_;
 }
 
 std::unique_ptr<Engine> CudaModel::make_engine(std::shared_ptr<const PreparedModel> self,

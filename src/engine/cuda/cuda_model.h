@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "engine/cuda/device_memory.h"
@@ -20,32 +19,40 @@ struct CudaLayer {
   cuda::DeviceMatrix qkv, output, gate_up, down;     // q, k and v, gate and up, one below the other
 };
 
+/// A model's weights, as they lie in one allocation.
+struct CudaPlaces {
+  std::vector<CudaLayer> layers;
+  cuda::DeviceMatrix embedding, head;  // the same when tied
+  const float* final_norm = nullptr;   // [hidden]
+};
+
 class CudaModel final : public PreparedModel {
  public:
-  /// Copies the weights of model to the current device. With a seed they are random instead (each matrix
-  /// N(0, 1 / inputs)), so that a model of any shape can be timed without its file. Throws Unsupported for a
-  /// device or a shape that the operators do not take, OutOfMemory where the weights do not fit.
-  explicit CudaModel(std::shared_ptr<const Model> model, std::optional<uint64_t> seed = std::nullopt);
+  /// Copies the weights of model to the current device; progress hears of their bytes. Throws Unsupported for
+  /// a device or a shape that the operators do not take, OutOfMemory where the weights do not fit.
+  explicit CudaModel(std::shared_ptr<const Model> model, const LoadProgress& progress = {});
+  /// Random weights instead (each matrix N(0, 1 / inputs)), so that a model of any shape can be timed without
+  /// its file; model has a configuration and no weights.
+  CudaModel(std::shared_ptr<const Model> model, uint64_t seed);
 
   const char* device() const override { return "cuda"; }
   const cuda::DeviceInfo& device_info() const { return device_; }
-  const std::vector<CudaLayer>& layers() const { return layers_; }
-  const cuda::DeviceMatrix& embedding() const { return embedding_; }
-  const cuda::DeviceMatrix& head() const { return head_; }
-  const float* final_norm() const { return final_norm_; }
+  const std::vector<CudaLayer>& layers() const { return places_.layers; }
+  const cuda::DeviceMatrix& embedding() const { return places_.embedding; }
+  const cuda::DeviceMatrix& head() const { return places_.head; }
+  const float* final_norm() const { return places_.final_norm; }
   uint64_t bytes() const { return memory_.bytes(); }
 
   /// Device memory that the weights of a model of this shape take.
   static uint64_t weight_bytes(const ModelConfig& config);
 
  private:
+  const CudaPlaces& place();
   std::unique_ptr<Engine> make_engine(std::shared_ptr<const PreparedModel> self,
                                       const EngineOptions& options) const override;
 
   cuda::DeviceInfo device_;
-  std::vector<CudaLayer> layers_;
-  cuda::DeviceMatrix embedding_, head_;
-  const float* final_norm_ = nullptr;
+  CudaPlaces places_;
   cuda::DeviceBuffer<std::byte> memory_{"weights"};
 };
 
