@@ -36,6 +36,7 @@ struct EndToEndBench {
 
   void add(CLI::App& verb) {
     options.add(verb, false);
+    options.add_invariant(verb);
     verb.add_option("--shape", shape, "In place of --model: a model of random weights, on a GPU")
         ->check(CLI::IsMember(model_shape_names()))
         ->excludes("--model");
@@ -88,6 +89,7 @@ struct EndToEndBench {
     bench.steps = steps;
     bench.repetitions = repetitions;
     bench.threads = options.threads;
+    bench.invariant = options.invariant;
     bench.seed = seed;
     bench.cancel = &interrupted();
     Progress progress;

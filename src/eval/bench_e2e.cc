@@ -97,6 +97,7 @@ class Bench {
     report.device_memory_bytes = device.memory_bytes;
     report.weight_bytes = device.weight_bytes;
     report.config = config_;
+    report.invariant = o_.invariant;
     report.steps = o_.steps;
     report.repetitions = o_.repetitions;
     say("limits of the device");
@@ -104,6 +105,7 @@ class Bench {
     for (const E2eWork& work : o_.works) {
       EngineOptions engine_options;
       engine_options.threads = o_.threads;
+      engine_options.invariant = o_.invariant;
       const int64_t page = engine_options.page_size;
       engine_options.cache_tokens = work.batch * ((work.tokens - 1) / page + 1) * page;
       engine_ = Engine::create(model_, engine_options);

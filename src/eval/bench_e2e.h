@@ -41,7 +41,8 @@ struct E2eBenchOptions {
   int64_t steps = 32;   // timed decode steps of a repetition
   int repetitions = 3;  // go round the policies
   int threads = 0;
-  uint64_t seed = 1;  // of prompts and cached keys
+  bool invariant = false;  // EngineOptions::invariant
+  uint64_t seed = 1;       // of prompts and cached keys
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(double share, const std::string& doing)> progress;
 };
@@ -82,6 +83,7 @@ struct E2eReport {
   bool random_weights = false;
   E2eLimits limits;
   int threads = 0;
+  bool invariant = false;
   int64_t steps = 0;
   int repetitions = 0;
   std::string plan;    // where the plan comes from; empty without one

@@ -112,6 +112,7 @@ std::string bench_e2e_json(const E2eReport& r) {
         {"head_dim", c.head_dim},
         {"vocabulary", c.vocabulary}}},
       {"plan", r.plan.empty() ? Json() : Json(r.plan)},
+      {"invariant", r.invariant},
       {"steps", r.steps},
       {"repetitions", r.repetitions},
       {"work", works},
