@@ -180,6 +180,25 @@ def bench(problem, with_peers=True, count=None):
     return row
 
 
+def chunked(problem, every=1):
+    """Roles' times over a prompt in chunks of problem.rows, each chunk after the keys of those before it; every: only each
+    every-th chunk is run and counts for as many."""
+    times = dict.fromkeys(["dense", "layer0", "anchor", "reuse"], 0)
+    workspace = 0
+    for end in range(problem.rows * every, problem.length + 1, problem.rows * every):
+        problem.lens.fill_(end)
+        problem.cu_kv[1] = end
+        problem.params.max_kv_len = end
+        for name, role in (("dense", DENSE), ("layer0", LAYER0), ("anchor", ANCHOR), ("reuse", REUSE)):
+            call = problem.call(role, problem.needed if role == LAYER0 else None)
+            workspace = max(workspace, call.workspace_bytes)
+            times[name] += every * measure(call, 1, 1)
+    row = {"context": problem.length, "chunk": problem.rows, "every": every, "ms": times, "workspace_mib": workspace / 2**20,
+           "mean_ms": (times["layer0"] + 4 * times["anchor"] + 27 * times["reuse"]) / 32}
+    print("chunked", row, flush=True)
+    return row
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True)
@@ -222,6 +241,10 @@ def main():
         run(1, 131072, rows=8192, with_peers=False)
         run(1, 65536, page_size=16, with_peers=False)
         run(1, 65536, page_size=64, with_peers=False)
+        result["chunked"] = [chunked(Prefill(kascade, 1, 131072, rows=8192))]
+        torch.cuda.empty_cache()
+        result["chunked"].append(chunked(Prefill(kascade, 1, 1 << 20, rows=8192), every=16))
+        torch.cuda.empty_cache()
         run(1, 32768, dtype=torch.float16, with_peers=False)
         run(1, 32768, query_heads=9, kv_heads=3, head_dim=64, with_peers=False)
         run(1, 32768, query_heads=16, kv_heads=4, head_dim=256, with_peers=False)
