@@ -123,6 +123,15 @@ struct ForwardOptions {
   const float* hidden_in = nullptr;
 };
 
+/// How one token is drawn from logits. The same bits, settings and logits give the same token on one kind of
+/// device.
+struct TokenSampling {
+  double temperature = 0;  // >= 0, finite; 0 = the most likely
+  int32_t top_k = 0;       // >= 0; 0 = off
+  double top_p = 1;        // (0, 1]; the token that crosses the mass stays
+  uint64_t random = 0;     // uniform bits, fresh for each token
+};
+
 class Engine {
  public:
   static std::unique_ptr<Engine> create(std::shared_ptr<const PreparedModel> model,
@@ -146,11 +155,15 @@ class Engine {
   virtual std::span<const float> forward(std::span<const ForwardItem> items,
                                          const ForwardOptions& options) = 0;
 
-  /// forward() of a decode step, then the most likely next token of each item's last row (the smaller on
-  /// ties; -1 where its logits hold a NaN): tokens [items]. Items without new rows get -1. On a GPU nothing
-  /// but the tokens and the last rows' residuals comes back.
-  virtual void forward_greedy(std::span<const ForwardItem> items, const Policy* policy,
-                              std::span<int32_t> tokens) = 0;
+  /// forward() of a decode step, then the next token of each item, drawn from the logits of its last row:
+  /// tokens [items], -1 where those logits hold a NaN or their largest is not finite, and for items without
+  /// new rows. sampling [items], or empty for the most likely tokens (the smaller on ties). On a GPU nothing
+  /// but the tokens and the last rows' residuals comes back. Throws BadArgument for sampling out of range.
+  virtual void forward_next(std::span<const ForwardItem> items, const Policy* policy,
+                            std::span<const TokenSampling> sampling, std::span<int32_t> tokens) = 0;
+  void forward_greedy(std::span<const ForwardItem> items, const Policy* policy, std::span<int32_t> tokens) {
+    forward_next(items, policy, {}, tokens);
+  }
 
   /// Prefills tokens in chunks (cut at multiples of max_rows() of the absolute position), budget_length =
   /// the final length. visit(first_row, hidden [rows, hidden]) sees each chunk's residual stream; may be

@@ -2,6 +2,7 @@
 #include "engine/cached_engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "base/check.h"
@@ -139,20 +140,39 @@ std::span<const float> CachedEngine::forward(std::span<const ForwardItem> items,
   return run(items, options, HiddenRows::kAll, {});
 }
 
-void CachedEngine::forward_greedy(std::span<const ForwardItem> items, const Policy* policy,
-                                  std::span<int32_t> tokens) {
-  require<BadArgument>(tokens.size() == items.size(), "forward_greedy: {} items, but room for {} tokens",
-                       items.size(), tokens.size());
+void CachedEngine::forward_next(std::span<const ForwardItem> items, const Policy* policy,
+                                std::span<const TokenSampling> sampling, std::span<int32_t> tokens) {
+  require<BadArgument>(tokens.size() == items.size() && (sampling.empty() || sampling.size() == items.size()),
+                       "forward_next: {} items, but room for {} tokens and {} ways to draw them",
+                       items.size(), tokens.size(), sampling.size());
+  sampling_.clear();
+  size_t count = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].tokens.empty()) continue;
+    ++count;
+    if (sampling.empty()) continue;
+    const TokenSampling& how = sampling[i];
+    require<BadArgument>(
+        std::isfinite(how.temperature) && how.temperature >= 0 && how.top_k >= 0 && how.top_p > 0 &&
+            how.top_p <= 1,
+        "sampling: expected a temperature and a top_k of 0 or more and a top_p in (0, 1], got {}, {} and {}",
+        how.temperature, how.top_k, how.top_p);
+    sampling_.push_back(how);
+  }
+  if (std::all_of(sampling_.begin(), sampling_.end(),
+                  [](const TokenSampling& how) { return how.temperature == 0; }))
+    sampling_.clear();
+  next_.resize(count);
   std::fill(tokens.begin(), tokens.end(), -1);
-  next_.resize(items.size());
-  run(items, ForwardOptions{.phase = Phase::kDecode, .policy = policy}, HiddenRows::kLast, next_);
+  run(items, ForwardOptions{.phase = Phase::kDecode, .policy = policy}, HiddenRows::kLast,
+      {sampling_, next_});
   size_t next = 0;
   for (size_t i = 0; i < items.size(); ++i)
     if (!items[i].tokens.empty()) tokens[i] = next_[next++];
 }
 
 std::span<const float> CachedEngine::run(std::span<const ForwardItem> items, const ForwardOptions& options,
-                                         HiddenRows wanted, std::span<int32_t> next) {
+                                         HiddenRows wanted, const NextTokens& next) {
   check(items, options);
   const int64_t rows = total_rows(items), hidden = config_.hidden;
   if (rows == 0) return {};

@@ -14,6 +14,12 @@ namespace kascade {
 /// The rows whose residual stream after the last layer the caller reads.
 enum class HiddenRows : uint8_t { kNone, kLast, kAll };  // kLast: the last one of each sequence
 
+/// Next tokens that a call draws, one a sequence of the batch; none wanted when tokens is empty.
+struct NextTokens {
+  std::span<const TokenSampling> sampling;  // empty: the most likely ones
+  std::span<int32_t> tokens;
+};
+
 class CachedEngine : public Engine {
  public:
   const PreparedModel& model() const final { return *model_; }
@@ -21,8 +27,8 @@ class CachedEngine : public Engine {
   std::unique_ptr<Sequence> make_sequence() final;
   std::unique_ptr<Sequence> make_sequence(const Sequence& prefix, int64_t length) final;
   std::span<const float> forward(std::span<const ForwardItem> items, const ForwardOptions& options) final;
-  void forward_greedy(std::span<const ForwardItem> items, const Policy* policy,
-                      std::span<int32_t> tokens) final;
+  void forward_next(std::span<const ForwardItem> items, const Policy* policy,
+                    std::span<const TokenSampling> sampling, std::span<int32_t> tokens) final;
   std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens, const Policy* policy,
                                  LayerObserver* observer,
                                  const std::function<void(int64_t, std::span<const float>)>& visit,
@@ -38,9 +44,9 @@ class CachedEngine : public Engine {
   std::vector<double> rope_frequencies() const;
 
   /// The rows of batch_ through the layers; returns residual rows, [rows, hidden] or [sequences, hidden] or
-  /// empty. next [sequences], where there is one, receives each sequence's most likely next token.
+  /// empty, and fills next.
   virtual std::span<const float> run_layers(const ForwardOptions& options, HiddenRows wanted,
-                                            std::span<int32_t> next) = 0;
+                                            const NextTokens& next) = 0;
   /// Rows of a prompt's chunk: a prompt of `length` tokens is prefilled under policy.
   virtual int64_t prefill_rows(const Policy* policy, int64_t length) = 0;
 
@@ -53,10 +59,11 @@ class CachedEngine : public Engine {
   void check(std::span<const ForwardItem> items, const ForwardOptions& options) const;
   CachedSequence& own(Sequence* sequence) const;
   std::span<const float> run(std::span<const ForwardItem> items, const ForwardOptions& options,
-                             HiddenRows wanted, std::span<int32_t> next);
+                             HiddenRows wanted, const NextTokens& next);
 
   std::shared_ptr<const PreparedModel> model_;
-  std::vector<int32_t> next_;  // of the items with rows
+  std::vector<int32_t> next_;            // of the items with rows
+  std::vector<TokenSampling> sampling_;  // of the same
 };
 
 }  // namespace kascade

@@ -33,7 +33,7 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, const EngineOptions&
 }
 
 std::span<const float> CpuEngine::run_layers(const ForwardOptions& options, HiddenRows wanted,
-                                             std::span<int32_t> next) {
+                                             const NextTokens& next) {
   const int64_t rows = batch_.rows(), hidden = config_.hidden;
   attention_.begin(batch_, options.policy, options.phase, options.first_layer);
   rope_positions_ = std::max(rope_positions_, int64_t{batch_.items.max_kv_len});
@@ -64,11 +64,15 @@ std::span<const float> CpuEngine::run_layers(const ForwardOptions& options, Hidd
     std::copy_n(all.data() + (batch_.items.cu_seqlens_q[i + 1] - 1) * hidden, hidden,
                 last_.grow(sequences * hidden) + i * hidden);
   const std::span<const float> last(last_.data(), static_cast<size_t>(sequences * hidden));
-  if (next.empty()) return last;
+  if (next.tokens.empty()) return last;
   const std::span<const float> scores = logits(last);
   for (int64_t i = 0; i < sequences; ++i) {
     const std::span<const float> row = scores.subspan(i * config_.vocabulary, config_.vocabulary);
-    next[i] = std::any_of(row.begin(), row.end(), [](float x) { return std::isnan(x); }) ? -1 : arg_max(row);
+    const TokenSampling how = next.sampling.empty() ? TokenSampling{} : next.sampling[i];
+    const bool drawable = std::none_of(row.begin(), row.end(), [](float x) { return std::isnan(x); }) &&
+                          std::isfinite(*std::max_element(row.begin(), row.end()));
+    const SamplingSettings settings{.temperature = how.temperature, .top_k = how.top_k, .top_p = how.top_p};
+    next.tokens[i] = drawable ? sampler_.sample(row, settings, how.random) : -1;
   }
   return last;
 }

@@ -24,7 +24,7 @@ class CpuEngine final : public CachedEngine {
 
  private:
   std::span<const float> run_layers(const ForwardOptions& options, HiddenRows wanted,
-                                    std::span<int32_t> next) override;
+                                    const NextTokens& next) override;
   int64_t prefill_rows(const Policy* policy, int64_t length) override;
   void run_layer(int layer, const ForwardOptions& options, bool hidden_wanted);
   void multiply(std::span<const LinearTask> tasks, const float* x, int64_t rows, int64_t x_stride,
@@ -37,6 +37,7 @@ class CpuEngine final : public CachedEngine {
   Rope rope_;
   int64_t rope_positions_ = 0;
   LinearScratch linear_scratch_;
+  Sampler sampler_{{}};
 
   // Activations of one forward call, row by row.
   Buffer<float> residual_{"residual stream"};      // [rows, hidden]

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 
 #include "engine/tiny_model.h"
 #include "kascade/error.h"
+#include "ops/ops.h"
 
 namespace kascade {
 namespace {
@@ -573,6 +575,34 @@ TEST(EngineGreedy, EqualsTheLargestLogitOfEachSequence) {
   next.pop_back();
   EXPECT_THAT(thrown<BadArgument>([&] { engine->forward_greedy(items, nullptr, next); }),
               HasSubstr("3 items"));
+}
+
+TEST(EngineSampling, DrawsWithTheCallersBits) {
+  const auto model = tiny();
+  const auto engine = test::make_engine(model);
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  engine->prefill(*a, test::random_tokens(40, 61, 23), nullptr, nullptr, {}, nullptr);
+  engine->prefill(*b, test::random_tokens(70, 61, 24), nullptr, nullptr, {}, nullptr);
+  const std::vector<int32_t> one = {5}, two = {7};
+  const std::vector<ForwardItem> items = {{a.get(), one}, {b.get(), two}};
+  std::vector<TokenSampling> sampling = {{.temperature = 1.5, .top_k = 20, .random = 77}, {}};
+  std::vector<int32_t> next(2);
+  engine->forward_next(items, nullptr, sampling, next);
+  Sampler sampler(SamplingSettings{});
+  EXPECT_EQ(next[0], sampler.sample(engine->logits(a->last_hidden()), {.temperature = 1.5, .top_k = 20}, 77));
+  EXPECT_EQ(next[1], sampler.sample(engine->logits(b->last_hidden())));
+  std::set<int32_t> drawn;
+  for (uint64_t i = 0; i < 16; ++i) {
+    a->truncate(40);
+    b->truncate(70);
+    sampling[0].random = i << 60;
+    engine->forward_next(items, nullptr, sampling, next);
+    drawn.insert(next[0]);
+  }
+  EXPECT_GT(drawn.size(), 2u);
+  sampling[0].top_p = 0;
+  EXPECT_THAT(thrown<BadArgument>([&] { engine->forward_next(items, nullptr, sampling, next); }),
+              HasSubstr("top_p"));
 }
 
 TEST(EngineErrors, OptionsOutOfRangeAreRefusedByName) {

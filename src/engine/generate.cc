@@ -65,7 +65,7 @@ GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int3
 
   auto decode_start = Clock::now();
   result.finish = "length";
-  int32_t next = -1;  // the token after the last step, where the engine chose it
+  int32_t next = -1;  // drawn by the last step
   while (result.new_tokens < options.max_tokens) {
     const int32_t token = next >= 0 ? next : sampler.sample(engine.logits(hidden));
     if (!options.ignore_end && tokenizer.ends_generation(token)) {
@@ -85,12 +85,12 @@ GenerateResult generate(Engine& engine, Sequence& sequence, std::span<const int3
     }
     if (result.new_tokens == options.max_tokens) break;
     const ForwardItem item{&sequence, {&token, 1}, 0};
-    if (options.temperature == 0) {
-      engine.forward_greedy({&item, 1}, policy, {&next, 1});
-      hidden = sequence.last_hidden();  // a NaN among its logits (next is -1) is the sampler's to report
-    } else {
-      hidden = engine.forward({&item, 1}, ForwardOptions{.phase = Phase::kDecode, .policy = policy});
-    }
+    const TokenSampling sampling{.temperature = options.temperature,
+                                 .top_k = options.top_k,
+                                 .top_p = options.top_p,
+                                 .random = options.temperature == 0 ? 0 : sampler.draw()};
+    engine.forward_next({&item, 1}, policy, {&sampling, 1}, {&next, 1});
+    hidden = sequence.last_hidden();  // what makes next -1 is the sampler's to report
   }
   if (result.new_tokens > 0) result.decode_seconds = seconds_since(decode_start);
   emit(stream.push(decoder.flush()));

@@ -149,7 +149,14 @@ class Sampler {
   /// Throws BadArgument naming the field for negative, NaN or infinite settings.
   explicit Sampler(const SamplingSettings& settings);
   /// Throws BadArgument when a logit is NaN or all are -inf: never a silent token 0.
-  int32_t sample(std::span<const float> logits);
+  int32_t sample(std::span<const float> logits) {
+    return sample(logits, settings_, settings_.temperature == 0 ? 0 : draw());
+  }
+  /// With settings (checked by the caller) and bits of the caller's; allocates only for a longer row than
+  /// ever.
+  int32_t sample(std::span<const float> logits, const SamplingSettings& settings, uint64_t random);
+  /// The next 64 uniform bits of the seed.
+  uint64_t draw();
 
  private:
   SamplingSettings settings_;

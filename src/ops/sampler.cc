@@ -18,8 +18,8 @@ uint64_t next_random(uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-// Uniform in [0, 1), 53 bits.
-double next_uniform(uint64_t& state) { return static_cast<double>(next_random(state) >> 11) * 0x1p-53; }
+// In [0, 1), 53 bits.
+double uniform(uint64_t random) { return static_cast<double>(random >> 11) * 0x1p-53; }
 
 }  // namespace
 
@@ -31,13 +31,15 @@ Sampler::Sampler(const SamplingSettings& settings) : settings_(settings), state_
                        "top_p: expected a number in (0, 1], got {}", settings.top_p);
 }
 
-int32_t Sampler::sample(std::span<const float> logits) {
+uint64_t Sampler::draw() { return next_random(state_); }
+
+int32_t Sampler::sample(std::span<const float> logits, const SamplingSettings& settings, uint64_t random) {
   const OpKernels& kernels = op_kernels();
   const auto count = static_cast<int64_t>(logits.size());
   float max = 0;
   require<BadArgument>(kernels.row_max(logits.data(), count, &max), "sampling: a logit is NaN");
   require<BadArgument>(std::isfinite(max), "sampling: the largest of {} logits is {}", count, max);
-  if (settings_.temperature == 0) return static_cast<int32_t>(kernels.find(logits.data(), count, max));
+  if (settings.temperature == 0) return static_cast<int32_t>(kernels.find(logits.data(), count, max));
 
   // Candidates, heaviest first as far as needed; ties go to the smaller index.
   order_.resize(logits.size());
@@ -49,8 +51,8 @@ int32_t Sampler::sample(std::span<const float> logits) {
   };
   const auto at = [this](int64_t i) { return order_.begin() + i; };
   int64_t kept = count;
-  if (settings_.top_k > 0 && settings_.top_k < count) {
-    kept = settings_.top_k;
+  if (settings.top_k > 0 && settings.top_k < count) {
+    kept = settings.top_k;
     std::nth_element(at(0), at(kept - 1), order_.end(), heavier);
   }
   weights_.resize(static_cast<size_t>(kept));
@@ -59,14 +61,14 @@ int32_t Sampler::sample(std::span<const float> logits) {
         static_cast<double>(logits[static_cast<size_t>(order_[static_cast<size_t>(i)])]) -
         static_cast<double>(max);
     // A difference of 0 stays 0 at any temperature; -inf / T is -inf.
-    return std::exp(difference / settings_.temperature);
+    return std::exp(difference / settings.temperature);
   };
   double total = 0;
   for (int64_t i = 0; i < kept; ++i) total += weights_[static_cast<size_t>(i)] = weigh(i);
 
-  if (settings_.top_p < 1) {
+  if (settings.top_p < 1) {
     // Sort a growing head of the candidates until it holds the mass; the one that crosses stays.
-    const double wanted = settings_.top_p * total;
+    const double wanted = settings.top_p * total;
     double mass = 0;
     int64_t sorted = 0;
     int64_t nucleus = kept;
@@ -87,7 +89,7 @@ int32_t Sampler::sample(std::span<const float> logits) {
     total = mass;
   }
 
-  const double target = next_uniform(state_) * total;
+  const double target = uniform(random) * total;
   double mass = 0;
   int64_t chosen = 0;
   for (int64_t i = 0; i < kept; ++i) {

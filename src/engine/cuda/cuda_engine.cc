@@ -67,6 +67,13 @@ void require_cache_fits(const KvCacheShape& shape, const CudaModel& model) {
                        cuda::gigabytes(free), cuda::gigabytes(total), model.device_info().name);
 }
 
+cuda::SampleRow sample_row(const TokenSampling& how) {
+  // A temperature that a float's range does not reach draws the heaviest token anyway.
+  const double scale =
+      how.temperature == 0 ? 0 : std::clamp(1.4426950408889634 / how.temperature, 1e-30, 1e30);
+  return {.scale = static_cast<float>(scale), .top_k = how.top_k, .top_p = how.top_p, .random = how.random};
+}
+
 uint64_t row_bytes(const ModelConfig& config) {
   const auto hidden = static_cast<uint64_t>(config.hidden), ffn = static_cast<uint64_t>(config.ffn);
   const auto heads = static_cast<uint64_t>(2 * config.query_heads + 2 * config.kv_heads);
@@ -162,7 +169,10 @@ std::span<const float> CudaEngine::fetch(const float* from, int64_t count) {
 }
 
 std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, HiddenRows wanted,
-                                              std::span<int32_t> next) {
+                                              const NextTokens& next) {
+  const Draw draw = next.tokens.empty()     ? Draw::kNothing
+                    : next.sampling.empty() ? Draw::kMostLikely
+                                            : Draw::kSample;
   const int64_t rows = batch_.rows(), hidden = config_.hidden;
   const int32_t sequences = batch_.items.size();
   last_row_list_.clear();
@@ -172,6 +182,9 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   const size_t slots = upload_.add<int64_t>(batch_.slots), tokens = upload_.add<int32_t>(batch_.tokens),
                positions = upload_.add<int32_t>(batch_.positions),
                last_rows = upload_.add<int32_t>(last_row_list_);
+  sample_row_list_.clear();
+  for (const TokenSampling& how : next.sampling) sample_row_list_.push_back(sample_row(how));
+  const size_t sample_rows = upload_.add<cuda::SampleRow>(sample_row_list_);
   bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
   moved |= upload_.place();
   product_rows_ = rows;
@@ -181,7 +194,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   moved |= make_room(product_rows_);
   moved |= grow_rope_table(batch_.items.max_kv_len);
   moved |= last_.grow(sequences * hidden);
-  if (!next.empty()) {
+  if (draw != Draw::kNothing) {
     moved |= last_normed_.grow(sequences * hidden);
     moved |= logits_.grow(sequences * config_.vocabulary);
     moved |= next_.grow(sequences);
@@ -193,20 +206,21 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   tokens_ = upload_.at<int32_t>(tokens);
   positions_ = upload_.at<int32_t>(positions);
   last_rows_ = upload_.at<int32_t>(last_rows);
+  sample_rows_ = upload_.at<cuda::SampleRow>(sample_rows);
   if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kMostStepRows))
     prepare_products(rows, false);
-  if (!next.empty()) prepare_products(sequences, true);
+  if (draw != Draw::kNothing) prepare_products(sequences, true);
 
   try {
     upload_.send(stream_);
     const bool step = options.phase == Phase::kDecode && options.observer == nullptr &&
                       options.first_layer == 0 && timer_ == nullptr;
     if (step) {
-      replay(options, !next.empty());
+      replay(options, draw);
     } else {
-      enqueue(options, wanted, !next.empty());
+      enqueue(options, wanted, draw);
     }
-    if (!next.empty()) copy_to_host(host_next_.data(), next_.data(), sequences, stream_);
+    if (draw != Draw::kNothing) copy_to_host(host_next_.data(), next_.data(), sequences, stream_);
     if (wanted == HiddenRows::kNone) {
       stream_.wait();
       return {};
@@ -214,7 +228,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
     const bool all = wanted == HiddenRows::kAll;
     const std::span<const float> result =
         fetch(all ? residual_.data() : last_.data(), (all ? rows : sequences) * hidden);
-    std::copy_n(host_next_.data(), next.size(), next.data());
+    std::copy_n(host_next_.data(), next.tokens.size(), next.tokens.data());
     return result;
   } catch (const DeviceError&) {
     cudaStreamSynchronize(stream_.get());  // what was enqueued ends before its memory is used again
@@ -222,7 +236,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   }
 }
 
-void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, bool greedy) {
+void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, Draw draw) {
   const int64_t rows = batch_.rows(), hidden = config_.hidden;
   if (timer_ != nullptr) timer_->begin(Part::kRest, stream_.get());
   if (options.first_layer == 0) {
@@ -235,7 +249,7 @@ void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, bool 
   if (wanted == HiddenRows::kLast) {
     const int32_t sequences = batch_.items.size();
     cuda::gather_rows(residual_.data(), last_rows_, sequences, hidden, last_.data(), stream_.get());
-    if (greedy) enqueue_head(sequences, true);
+    if (draw != Draw::kNothing) enqueue_head(sequences, draw);
   }
   if (timer_ != nullptr) timer_->end(stream_.get());
 }
@@ -311,7 +325,7 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   if (observed) options.observer->after_layer(layer, fetch(residual_.data(), rows * hidden).data(), rows);
 }
 
-void CudaEngine::enqueue_head(int64_t rows, bool greedy) {
+void CudaEngine::enqueue_head(int64_t rows, Draw draw) {
   const auto part = [&](Part name) {
     if (timer_ != nullptr) timer_->begin(name, stream_.get());
   };
@@ -322,12 +336,15 @@ void CudaEngine::enqueue_head(int64_t rows, bool greedy) {
   products_.multiply(prepared_->head(), last_normed_.data(), rows, logits_.data(), true, false,
                      stream_.get());
   part(Part::kRest);
-  if (greedy) cuda::arg_max(logits_.data(), rows, config_.vocabulary, next_.data(), stream_.get());
+  if (draw == Draw::kMostLikely)
+    cuda::arg_max(logits_.data(), rows, config_.vocabulary, next_.data(), stream_.get());
+  if (draw == Draw::kSample)
+    cuda::sample(logits_.data(), rows, config_.vocabulary, sample_rows_, next_.data(), stream_.get());
 }
 
-CudaEngine::Graph& CudaEngine::graph_for(bool greedy) {
+CudaEngine::Graph& CudaEngine::graph_for(Draw draw) {
   for (Graph& graph : graphs_)
-    if (graph.greedy == greedy && graph.shape == attention_.shape()) return graph;
+    if (graph.draw == draw && graph.shape == attention_.shape()) return graph;
   if (graphs_.size() == kMostGraphs) {
     const auto oldest = std::min_element(graphs_.begin(), graphs_.end(), [](const Graph& a, const Graph& b) {
       return a.last_use < b.last_use;
@@ -335,24 +352,24 @@ CudaEngine::Graph& CudaEngine::graph_for(bool greedy) {
     if (oldest->executable != nullptr) cudaGraphExecDestroy(oldest->executable);
     graphs_.erase(oldest);
   }
-  graphs_.push_back({.shape = attention_.shape(), .greedy = greedy});
+  graphs_.push_back({.shape = attention_.shape(), .draw = draw});
   return graphs_.back();
 }
 
-void CudaEngine::replay(const ForwardOptions& options, bool greedy) {
-  const HiddenRows wanted = greedy ? HiddenRows::kLast : HiddenRows::kAll;
-  Graph& graph = graph_for(greedy);
+void CudaEngine::replay(const ForwardOptions& options, Draw draw) {
+  const HiddenRows wanted = draw == Draw::kNothing ? HiddenRows::kAll : HiddenRows::kLast;
+  Graph& graph = graph_for(draw);
   const bool known = graph.last_use != 0;
   graph.last_use = ++step_;
   // The first step of a shape runs as it is: it may be the only one, and what is loaded when a kernel first
   // runs is not loaded while a graph is captured.
-  if (!known) return enqueue(options, wanted, greedy);
+  if (!known) return enqueue(options, wanted, draw);
   if (graph.executable == nullptr) {
     check_call(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
                "cudaStreamBeginCapture");
     cudaGraph_t captured = nullptr;
     try {
-      enqueue(options, wanted, greedy);
+      enqueue(options, wanted, draw);
     } catch (...) {
       cudaStreamEndCapture(stream_.get(), &captured);
       if (captured != nullptr) cudaGraphDestroy(captured);
@@ -394,7 +411,7 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
   for (int64_t row = 0; row < rows; row += at_once) {
     const int64_t count = std::min(at_once, rows - row);
     copy_to_device(last_.data(), hidden.data() + row * width, count * width, stream_);
-    enqueue_head(count, false);
+    enqueue_head(count, Draw::kNothing);
     copy_to_host(host_logits_.data() + row * vocabulary, logits_.data(), count * vocabulary, stream_);
   }
   stream_.wait();

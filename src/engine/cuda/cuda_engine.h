@@ -15,6 +15,7 @@
 #include "engine/cuda/packed_upload.h"
 #include "engine/cuda/part_timer.h"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/sample.h"
 
 namespace kascade {
 
@@ -40,24 +41,26 @@ class CudaEngine final : public CachedEngine {
   static uint64_t planned_bytes(const ModelConfig& config, const EngineOptions& options, int64_t batch);
 
  private:
+  /// What follows the layers.
+  enum class Draw : uint8_t { kNothing, kMostLikely, kSample };
   struct Graph {
     StepShape shape;
-    bool greedy = false;
+    Draw draw{};
     cudaGraphExec_t executable = nullptr;  // null until the shape came a second time
     int64_t last_use = 0;
   };
 
   std::span<const float> run_layers(const ForwardOptions& options, HiddenRows wanted,
-                                    std::span<int32_t> next) override;
+                                    const NextTokens& next) override;
   int64_t prefill_rows(const Policy* policy, int64_t length) override;
   bool make_room(int64_t rows);
   bool grow_rope_table(int64_t positions);
   void prepare_products(int64_t rows, bool head);
   void run_layer(int layer, const ForwardOptions& options, bool only_keys);
-  void enqueue(const ForwardOptions& options, HiddenRows wanted, bool greedy);
-  void enqueue_head(int64_t rows, bool greedy);
-  void replay(const ForwardOptions& options, bool greedy);
-  Graph& graph_for(bool greedy);
+  void enqueue(const ForwardOptions& options, HiddenRows wanted, Draw draw);
+  void enqueue_head(int64_t rows, Draw draw);
+  void replay(const ForwardOptions& options, Draw draw);
+  Graph& graph_for(Draw draw);
   void forget_graphs();
   std::span<const float> fetch(const float* from, int64_t count);
 
@@ -74,10 +77,11 @@ class CudaEngine final : public CachedEngine {
   int64_t product_rows_ = 0;  // rows of the call's products; those past its own hold nothing
 
   // Of the current call, on the device.
-  const int32_t* tokens_ = nullptr;     // [rows]
-  const int32_t* positions_ = nullptr;  // [rows]
-  const int64_t* slots_ = nullptr;      // [rows]
-  const int32_t* last_rows_ = nullptr;  // [sequences] the last row of each
+  const int32_t* tokens_ = nullptr;               // [rows]
+  const int32_t* positions_ = nullptr;            // [rows]
+  const int64_t* slots_ = nullptr;                // [rows]
+  const int32_t* last_rows_ = nullptr;            // [sequences] the last row of each
+  const cuda::SampleRow* sample_rows_ = nullptr;  // [sequences]
 
   cuda::DeviceBuffer<float> residual_{"residual stream"};              // [rows, hidden]
   cuda::DeviceBuffer<__nv_bfloat16> normed_{"normed residual"};        // [rows, hidden]
@@ -100,6 +104,7 @@ class CudaEngine final : public CachedEngine {
   std::vector<Graph> graphs_;
   int64_t step_ = 0;
   std::vector<int32_t> last_row_list_;
+  std::vector<cuda::SampleRow> sample_row_list_;
   std::vector<int64_t> prepared_rows_;
 };
 

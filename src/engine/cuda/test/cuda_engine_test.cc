@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "engine/tiny_model.h"
 #include "kascade/error.h"
@@ -231,6 +232,34 @@ TEST_F(CudaEngineTest, GreedyIsTheLargestLogit) {
     }
   }
   EXPECT_EQ(a->length(), 338);
+}
+
+TEST_F(CudaEngineTest, SamplingFollowsTheBitsThroughGraphs) {
+  const auto engine = gpu_engine(model_, {.invariant = true});
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  prefill(*engine, *a, std::span(tokens_).first(333), nullptr);
+  prefill(*engine, *b, std::span(tokens_).first(64), nullptr);
+  const std::vector<ForwardItem> items = {{a.get(), {&tokens_[333], 1}}, {b.get(), {&tokens_[64], 1}}};
+  std::vector<int32_t> next(2), first;
+  std::set<int32_t> drawn;
+  for (const int round : {0, 1}) {
+    for (uint64_t i = 0; i < 16; ++i) {
+      a->truncate(333);
+      b->truncate(64);
+      const std::vector<TokenSampling> sampling = {{.temperature = 2, .random = i << 60}, {}};
+      engine->forward_next(items, nullptr, sampling, next);
+      const std::span<const float> logits = engine->logits(b->last_hidden());
+      EXPECT_EQ(next[1], std::max_element(logits.begin(), logits.end()) - logits.begin());
+      if (round == 0) {
+        first.push_back(next[0]);
+        drawn.insert(next[0]);
+      } else {
+        EXPECT_EQ(next[0], first[i]) << i;
+      }
+    }
+  }
+  EXPECT_GT(drawn.size(), 2u);
+  EXPECT_TRUE(std::is_sorted(first.begin(), first.end()));  // more of the mass, a later token
 }
 
 TEST_F(CudaEngineTest, InvariantModeHidesBatchMates) {
