@@ -8,8 +8,7 @@ The model is Llama-3.1-8B's shape with random bf16 weights, built on the GPU. Tr
 give it: inference mode, no attention mask, logits of the last token alone, the fastest SDPA backend for each shape, and
 for decode the fastest of three caches: DynamicCache as it comes; a preallocated one that returns views, so that nothing
 is copied or masked; and that with the whole step in a CUDA graph. The graph repeats a step at one length, which no real
-run does: it is the least that Transformers could take. Of its prompts the fastest run counts; of ours the
-median.
+run does: it is the least that Transformers could take. Of its prompts the fastest run counts; of ours the median.
 """
 
 import argparse
@@ -121,9 +120,9 @@ def transformers_worker(arguments):
             sample = ids[:, :32768]
             prefill_choice.extend(fastest_backend(lambda: first_token(sample), ("cudnn", "flash")))
         backend, times = prefill_choice
-        torch.cuda.reset_peak_memory_stats()
         # Long prompts run once; memory of their size is in the allocator's hands before.
         torch.empty(min(tokens * 480 * 1024, torch.cuda.mem_get_info()[0] // 2), dtype=torch.uint8, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
         with sdpa_kernel(backends[backend]):
             seconds = [timed(first_token) for _ in range(arguments.repetitions if tokens <= 65536 else 1)]
         return {"first_token_seconds": min(seconds), "runs": seconds, "backend": backend,
