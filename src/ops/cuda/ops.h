@@ -88,13 +88,15 @@ class MatrixProducts {
   MatrixProducts(MatrixProducts&&) noexcept;
   MatrixProducts& operator=(MatrixProducts&&) noexcept;
 
-  /// Chooses how multiply() does a call of this shape (kFast: times the best few candidates; waits for the
-  /// stream, allocates and frees). A shape never prepared takes the first suitable way.
+  /// Chooses how multiply() does a call of this shape (kFast: times the best few candidates unless a similar
+  /// number of rows has been prepared; waits for the stream, allocates and frees; with too little memory
+  /// nothing is timed). A shape never prepared takes the first suitable way.
   void prepare(const DeviceMatrix& matrix, int64_t rows, bool float_out, bool accumulate,
                cudaStream_t stream);
 
   /// out [rows, outputs] = x [rows, inputs] W^T, bf16 or fp32; accumulate (fp32 only, else BadArgument) adds
-  /// to what out holds. Up to 64 rows the time is that of reading the weights.
+  /// to what out holds. Up to 64 rows the time is that of reading the weights, which may begin before the
+  /// kernels ahead in the stream have ended: whatever writes weights is waited for before.
   void multiply(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows, void* out, bool float_out,
                 bool accumulate, cudaStream_t stream);
 

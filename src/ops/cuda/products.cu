@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kCandidates = 12;
+constexpr int kManyRowsCandidates = 5;
 constexpr int kTimings = 3;
 // Weights of this many bytes pass through the second-level cache and leave nothing of those before.
 constexpr size_t kCold = size_t{160} << 20;
@@ -51,6 +52,14 @@ std::string describe(const Form& form) {
   return std::to_string(form.rows) + " rows by [" + std::to_string(form.outputs) + ", " +
          std::to_string(form.inputs) + "]" + (form.float_out ? " to f32" : " to bf16") +
          (form.accumulate ? ", added" : "");
+}
+
+/// Row counts that share what was found fastest for one of them: the largest of these.
+int64_t bucket_of(int64_t rows) {
+  if (rows <= kSmallRows) return rows <= 8 ? 8 : (rows + 15) / 16 * 16;
+  int64_t most = kSmallRows;
+  while (most < rows) most = most * 3 / 2 >= rows ? most * 3 / 2 : most * 2;
+  return most;
 }
 
 struct Destroy {
@@ -150,7 +159,9 @@ struct MatrixProducts::Impl {
   int multiprocessors = 0;
   bool library_alone = false;
   std::map<Form, Entry> entries;
-  // Algorithms for all row counts, of the invariant mode; rows are 0.
+  // What was timed, by the largest rows of the bucket.
+  std::map<Form, Choice> fastest_choices;
+  // The invariant mode's algorithms, by the rows that stand for all.
   std::map<Form, Algorithm> shared_algorithms;
 
   explicit Impl(Products products) : mode(products), multiprocessors(cuda::multiprocessors("product")) {
@@ -158,7 +169,7 @@ struct MatrixProducts::Impl {
     check_blas(cublasLtCreate(&created), "cublasLtCreate");
     handle.reset(created);
     if (cudaMalloc(&workspace, kWorkspaceBytes) != cudaSuccess) {
-      cudaGetLastError();  // as above
+      cudaGetLastError();  // a failed allocation is no launch's failure
       throw OutOfMemory("the workspace of products needs " + std::to_string(kWorkspaceBytes) +
                         " bytes of device memory");
     }
@@ -178,13 +189,20 @@ struct MatrixProducts::Impl {
   Choice own_choice(const DeviceMatrix& matrix, int64_t rows) const {
     Choice choice;
     choice.own = true;
-    choice.shape = small_product_shape(matrix, rows, mode == Products::kInvariant, multiprocessors);
+    choice.shape = small_product_shape(matrix, rows, multiprocessors);
     return choice;
   }
   void run(const DeviceMatrix& matrix, const Form& form, const Problem& problem, const Choice& choice,
            const __nv_bfloat16* x, void* out, cudaStream_t stream) const;
+  bool works(const Algorithm& algorithm, const Problem& problem) const {
+    cublasLtMatmulHeuristicResult_t result;
+    return cublasLtMatmulAlgoCheck(handle.get(), problem.operation.get(), problem.weight.get(),
+                                   problem.x.get(), problem.out.get(), problem.out.get(), &algorithm.value,
+                                   &result) == CUBLAS_STATUS_SUCCESS;
+  }
   Choice fastest(const DeviceMatrix& matrix, const Form& form, const Problem& problem, const Choice& first,
                  const __nv_bfloat16* x, void* out, cudaStream_t stream) const;
+  Choice try_out(const DeviceMatrix& matrix, const Form& form, const Problem& problem, cudaStream_t stream);
 };
 
 /// The heuristic's algorithms in its order; in the invariant mode those alone that sum the inputs in one
@@ -253,11 +271,7 @@ Choice MatrixProducts::Impl::first_choice(const DeviceMatrix& matrix, const Form
   Choice choice;
   if (mode == Products::kInvariant) {
     choice.algorithm = shared_algorithm(form);
-    cublasLtMatmulHeuristicResult_t checked;
-    if (cublasLtMatmulAlgoCheck(handle.get(), problem.operation.get(), problem.weight.get(), problem.x.get(),
-                                problem.out.get(), problem.out.get(), &choice.algorithm.value,
-                                &checked) != CUBLAS_STATUS_SUCCESS)
-      choice.algorithm = first_algorithm(form, problem);
+    if (!works(choice.algorithm, problem)) choice.algorithm = first_algorithm(form, problem);
   } else {
     choice.algorithm = first_algorithm(form, problem);
   }
@@ -286,13 +300,14 @@ Choice MatrixProducts::Impl::fastest(const DeviceMatrix& matrix, const Form& for
   const bool many = form.rows >= kManyRowsTimed;
   const int64_t copies =
       many || bytes > kCold / 2 ? 1 : std::min(kTimedCalls, static_cast<int64_t>(kCold / bytes) + 1);
-  const int64_t calls = many ? 2 : std::max(copies, int64_t{4});
+  const int64_t calls = many ? 1 : std::max(copies, int64_t{4});
+  const int timings = many ? 1 : kTimings;
   const Scratch weights(copies == 1 ? 0 : std::max(kCold, static_cast<size_t>(copies) * bytes));
   if (copies > 1 && weights.data == nullptr) return first;
   const Events events;
   const auto time = [&](const Choice& choice) {
     std::vector<float> times;
-    for (int i = 0; i <= kTimings; ++i) {
+    for (int i = 0; i <= timings; ++i) {
       if (copies > 1)
         check_cuda(cudaMemsetAsync(weights.data, 0, kCold, stream), "cudaMemsetAsync", "product");
       check_cuda(cudaEventRecord(events.start, stream), "cudaEventRecord", "product");
@@ -308,8 +323,8 @@ Choice MatrixProducts::Impl::fastest(const DeviceMatrix& matrix, const Form& for
       check_cuda(cudaEventElapsedTime(&taken, events.start, events.stop), "cudaEventElapsedTime", "product");
       if (i > 0) times.push_back(taken);
     }
-    std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
-    return times[kTimings / 2];
+    std::nth_element(times.begin(), times.begin() + timings / 2, times.end());
+    return times[static_cast<size_t>(timings / 2)];
   };
   Choice best = first;
   float least = time(best);
@@ -320,9 +335,37 @@ Choice MatrixProducts::Impl::fastest(const DeviceMatrix& matrix, const Form& for
     best = candidate;
   };
   if (!first.own && own_suits(matrix, x, form.rows)) consider(own_choice(matrix, form.rows));
-  for (const Algorithm& algorithm : candidates(form, problem, kCandidates))
+  for (const Algorithm& algorithm : candidates(form, problem, many ? kManyRowsCandidates : kCandidates))
     consider(Choice{.own = false, .shape = {}, .algorithm = algorithm});
   return best;
+}
+
+/// Runs the product at least once unless one of its bucket has run: the first run loads the kernel, which a
+/// capture should not have to.
+Choice MatrixProducts::Impl::try_out(const DeviceMatrix& matrix, const Form& form, const Problem& problem,
+                                     cudaStream_t stream) {
+  Choice first = first_choice(matrix, form, problem, nullptr);
+  Form bucket = form;
+  bucket.rows = bucket_of(form.rows);
+  const auto known = fastest_choices.find(bucket);
+  if (known != fastest_choices.end()) {
+    if (known->second.own) return own_choice(matrix, form.rows);
+    if (mode == Products::kFast && works(known->second.algorithm, problem)) return known->second;
+    return first;
+  }
+  const size_t x_bytes = static_cast<size_t>(form.rows * form.inputs) * 2;
+  const size_t out_bytes = static_cast<size_t>(form.rows * form.outputs) * (form.float_out ? 4 : 2);
+  const Scratch x(x_bytes), out(out_bytes);
+  if (x.data == nullptr || out.data == nullptr) return first;
+  const auto* x_data = static_cast<const __nv_bfloat16*>(x.data);
+  check_cuda(cudaMemsetAsync(x.data, 0, x_bytes, stream), "cudaMemsetAsync", "product");
+  check_cuda(cudaMemsetAsync(out.data, 0, out_bytes, stream), "cudaMemsetAsync", "product");
+  if (mode == Products::kFast)
+    first = fastest(matrix, form, problem, first, x_data, out.data, stream);
+  else
+    run(matrix, form, problem, first, x_data, out.data, stream);
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize", "product");
+  return fastest_choices.emplace(bucket, first).first->second;
 }
 
 MatrixProducts::MatrixProducts(Products mode) : impl_(std::make_unique<Impl>(mode)) {}
@@ -342,8 +385,7 @@ std::string MatrixProducts::chosen(const DeviceMatrix& matrix, int64_t rows, boo
   if (choice.own)
     return "own kernel, inputs in " + std::to_string(choice.shape.split) + ", " +
            std::to_string(choice.shape.clusters) + " clusters, " + std::to_string(choice.shape.tiles) +
-           " tiles a pass, " + std::to_string(choice.shape.stages) + " stages of " +
-           std::to_string(choice.shape.chunk);
+           " tiles a pass, " + std::to_string(choice.shape.stages) + " stages";
   const auto value = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
     int32_t number = 0;
     size_t written = 0;
@@ -363,23 +405,8 @@ void MatrixProducts::prepare(const DeviceMatrix& matrix, int64_t rows, bool floa
   const Form form{matrix.outputs, matrix.inputs, rows, float_out, accumulate};
   if (rows <= 0 || impl_->entries.contains(form)) return;
   Problem problem(form);
-  const Scratch x(static_cast<size_t>(rows * matrix.inputs) * 2);
-  const Scratch out(static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2));
-  if (x.data == nullptr || out.data == nullptr)
-    throw OutOfMemory("preparing a product of " + describe(form) + " needs its x and out for a moment");
-  const auto* x_data = static_cast<const __nv_bfloat16*>(x.data);
-  Choice best = impl_->first_choice(matrix, form, problem, x_data);
-  check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(rows * matrix.inputs) * 2, stream),
-             "cudaMemsetAsync", "product");
-  check_cuda(
-      cudaMemsetAsync(out.data, 0, static_cast<size_t>(rows * matrix.outputs) * (float_out ? 4 : 2), stream),
-      "cudaMemsetAsync", "product");
-  if (impl_->mode == Products::kFast)
-    best = impl_->fastest(matrix, form, problem, best, x_data, out.data, stream);
-  // The first run loads the kernel, which a capture should not have to.
-  impl_->run(matrix, form, problem, best, x_data, out.data, stream);
-  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize", "product");
-  impl_->entries.emplace(form, Entry{std::move(problem), best});
+  const Choice choice = impl_->try_out(matrix, form, problem, stream);
+  impl_->entries.emplace(form, Entry{std::move(problem), choice});
 }
 
 void MatrixProducts::multiply(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows, void* out,

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // out [rows, outputs] = x [rows, inputs] W^T for up to 64 rows. The tensor cores take 16 outputs by 16 inputs
-// of W as their first operand and 8 rows of x as the second, so W streams through once. One thread of a block
-// asks for chunks of its tiles of W (boxes of 16 outputs by 64 inputs) and of x, which the copy engine lays
-// into a ring in shared memory; eight warps multiply: warp w has the quarter w % 4 of a chunk's inputs and
-// every second tile of 16 outputs. The quarters' sums meet in shared memory at the end of a pass, in the
-// order of the quarters, and with a split of the inputs over a cluster, of its blocks. The copies of W begin
-// before the kernel ahead of this one has ended.
+// of W as their first operand and 8 rows of x as the second, so W streams through once. One warp of a block
+// copies chunks of its rows of W and of x into a ring in shared memory; eight warps multiply: warp w has the
+// quarter w % 4 of a chunk's inputs and every second tile of 16 outputs. The quarters' sums meet in shared
+// memory at the end of a pass, in the order of the quarters, and with a split of the inputs over a cluster,
+// of its blocks. The copies of W begin before the kernel ahead of this one has ended.
 #include <algorithm>
 #include <string>
 
@@ -23,21 +22,18 @@ constexpr int kColumn = 8;    // rows of x
 constexpr int kQuarters = 4;  // warps along the inputs
 constexpr int kHalves = 2;    // warps along the outputs
 constexpr int kConsumers = kQuarters * kHalves * 32;
-constexpr int kThreads = kConsumers + 32;
+constexpr int kProducers = 64;
+constexpr int kThreads = kConsumers + kProducers;
 constexpr int kMostStages = 12;
+constexpr int kChunk = 512;  // inputs a stage: long enough runs for memory
 constexpr int kMostTiles = 8;
 constexpr int kConsumerBarrier = 1;
 
 // Most of a multiprocessor's: a deep ring pays more than a second block that starts while this one ends.
 constexpr int kSharedBytes = 225 * 1024;
 
-// A box of W or x is 64 inputs wide: rows of 128 bytes in shared memory, whose 16-byte parts are permuted by
-// the row.
-constexpr int kBox = 64;
-constexpr int kRowBytes = kBox * 2;
-constexpr int kTileBytes = kTile * kRowBytes;      // of one box
-constexpr int kColumnBytes = kColumn * kRowBytes;  // likewise
-constexpr int kBoxAlignment = 1024;
+/// Bytes between rows in shared memory: 8 rows by 4 lanes of 16 bytes meet no bank twice.
+constexpr int kPitch = kChunk * 2 + 64;
 
 /// Floats between the columns of the partial sums: lanes that write 8 outputs of 4 columns meet no bank
 /// twice.
@@ -48,18 +44,19 @@ struct Control {
   uint64_t ready, released;  // of the partial sums of all blocks of the cluster
 };
 
-constexpr int kControlBytes = 512;
+constexpr int kControlBytes = 256;
 static_assert(sizeof(Control) <= kControlBytes);
 
 int partial_bytes(int tiles) { return kQuarters * kColumn * partial_pitch(tiles) * 4; }
 /// Groups of 8 rows of x that the kernel is instantiated for.
 int columns_of(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
 int stage_bytes(const SmallProductShape& shape, int64_t rows) {
-  return (shape.tiles * kTileBytes + columns_of(rows) * kColumnBytes) * (shape.chunk / kBox);
+  return (shape.tiles * kTile + static_cast<int>(rows)) * kPitch;
 }
 
 struct Call {
-  CUtensorMap weight_map, x_map;
+  const __nv_bfloat16* weight;
+  const __nv_bfloat16* x;
   void* out;
   int64_t inputs;
   int outputs, rows, clusters, pass_tiles, stages, stage_bytes, lead;
@@ -71,14 +68,14 @@ __device__ uint64_t read_once_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ void copy_box_once(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t row,
-                              int32_t box, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
-      "{0, "
-      "%3, %4, 0}], [%2], %5;" ::"r"(shared),
-      "l"(map), "r"(shared_address(&barrier)), "r"(row), "r"(box), "l"(policy)
-      : "memory");
+__device__ void copy_once_16(uint32_t shared, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(global), "l"(policy)
+               : "memory");
+}
+
+__device__ void add_to(float* to, float value) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
 __device__ uint4 load_16(uint32_t shared) {
@@ -112,7 +109,6 @@ struct Share {
   int first_tile, end_tile, first_chunk, end_chunk;
 };
 
-template <int kChunk>
 __device__ Share share_of(const Call& call, int rank, int split) {
   const int tiles = (call.outputs + kTile - 1) / kTile;
   const int chunks = static_cast<int>((call.inputs + kChunk - 1) / kChunk);
@@ -144,30 +140,48 @@ struct Cursor {
   }
 };
 
-/// The thread that asks for copies.
-template <int kChunk, int kColumns>
 struct Producer {
-  static constexpr int kBoxes = kChunk / kBox;
+  static constexpr int kAcross = kChunk / 8;  // threads along a row, 16 bytes each
+  static constexpr int kRows = kProducers / kAcross;
 
   const Call& call;
   const Share& share;
   Control& control;
   uint32_t ring;
   uint64_t policy;
+  int row, column;  // of the thread's first 16 bytes
 
-  __device__ void copy_weights(const Cursor& at) const {
-    const int tiles = min(call.pass_tiles, share.end_tile - at.tile);
-    uint64_t& full = control.full[at.stage];
-    expect_bytes(full, static_cast<uint32_t>((tiles * kTileBytes + kColumns * kColumnBytes) * kBoxes));
-    arrive(full);
-    uint32_t to = ring + static_cast<uint32_t>(at.stage * call.stage_bytes);
-    for (int tile = 0; tile < tiles; ++tile, to += kTileBytes * kBoxes)
-      copy_box_once(to, &call.weight_map, full, (at.tile + tile) * kTile, at.chunk * kBoxes, policy);
+  /// Whether the thread's column lies inside the matrix.
+  __device__ bool inside(const Cursor& at) const {
+    return int64_t{at.chunk} * kChunk + column * 8 < call.inputs;
   }
+  __device__ void copy_weights(const Cursor& at) const {
+    if (!inside(at)) return;
+    const int tiles = min(call.pass_tiles, share.end_tile - at.tile);
+    const int rows = min(tiles * kTile, call.outputs - at.tile * kTile);
+    const __nv_bfloat16* from = call.weight + (int64_t{at.tile} * kTile + row) * call.inputs +
+                                int64_t{at.chunk} * kChunk + column * 8;
+    uint32_t to = ring + static_cast<uint32_t>(at.stage * call.stage_bytes + row * kPitch + column * 16);
+#pragma unroll 8
+    for (int r = row; r < rows; r += kRows) {
+      copy_once_16(to, from, policy);
+      from += kRows * call.inputs;
+      to += kRows * kPitch;
+    }
+  }
+  /// And announces the stage.
   __device__ void copy_x(const Cursor& at) const {
-    const uint32_t to =
-        ring + static_cast<uint32_t>(at.stage * call.stage_bytes + call.pass_tiles * kTileBytes * kBoxes);
-    copy_box(to, &call.x_map, control.full[at.stage], 0, 0, at.chunk * kBoxes, 0);
+    if (inside(at)) {
+      const __nv_bfloat16* from = call.x + row * call.inputs + int64_t{at.chunk} * kChunk + column * 8;
+      uint32_t to = ring + static_cast<uint32_t>(at.stage * call.stage_bytes +
+                                                 (call.pass_tiles * kTile + row) * kPitch + column * 16);
+      for (int r = row; r < call.rows; r += kRows) {
+        copy_async_16(to, from, 16);
+        from += kRows * call.inputs;
+        to += kRows * kPitch;
+      }
+    }
+    arrive_after_copies(control.full[at.stage]);
   }
 };
 
@@ -181,28 +195,31 @@ __device__ void clear(float (&sums)[kTilesEach][kColumns][4]) {
       for (int e = 0; e < 4; ++e) sums[i][c][e] = 0;
 }
 
-/// One warp's part of a chunk in shared memory. The order of inputs within a box is the tensor cores' own
-/// business as long as both operands share it: a lane reads 8 neighbours at once, and the lanes of 2 rows
-/// meet no bank twice.
-template <int kChunk, int kColumns, int kTilesEach>
-__device__ void multiply_chunk(float (&sums)[kTilesEach][kColumns][4], uint32_t weights, uint32_t x,
-                               int tiles, int quarter, int half, int lane) {
-  constexpr int kBoxes = kChunk / kBox, kEach = kBoxes / kQuarters;
-  const int row = lane / 4;
+/// One warp's part of a chunk in shared memory. The order of inputs within 32 is the tensor cores' own
+/// business as long as both operands share it, so a lane reads 8 neighbours at once and needs no shuffling.
+template <int kColumns, int kTilesEach>
+__device__ void multiply_chunk(float (&sums)[kTilesEach][kColumns][4], uint32_t weights, uint32_t x, int rows,
+                               int tiles, int inputs, int quarter, int half, int lane) {
+  constexpr int kEach = kChunk / kQuarters;
+  const auto corner = static_cast<uint32_t>(lane / 4 * kPitch + lane % 4 * 16);
+  uint32_t x_corner[kColumns];  // past the last row that row again: what comes of it is not used
 #pragma unroll
-  for (int step = 0; step < kEach * 2; ++step) {
-    const int box = quarter * kEach + step / 2, part = (lane % 4 * 2 + step % 2) ^ row;
-    const auto at = static_cast<uint32_t>(row * kRowBytes + part * 16);
+  for (int c = 0; c < kColumns; ++c)
+    x_corner[c] = static_cast<uint32_t>(min(c * kColumn + lane / 4, rows - 1) * kPitch + lane % 4 * 16);
+#pragma unroll
+  for (int group = 0; group < kEach / 32; ++group) {
+    const int input = quarter * kEach + group * 32;
+    if (input >= inputs) break;
+    const uint32_t at = corner + static_cast<uint32_t>(input * 2);
     uint4 b[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      b[c] = load_16(x + at + static_cast<uint32_t>((box * kColumns + c) * kColumnBytes));
+    for (int c = 0; c < kColumns; ++c) b[c] = load_16(x + x_corner[c] + static_cast<uint32_t>(input * 2));
 #pragma unroll
     for (int i = 0; i < kTilesEach; ++i) {
       const int tile = i * kHalves + half;
       if (tile >= tiles) break;
-      const uint32_t from = weights + at + static_cast<uint32_t>((tile * kBoxes + box) * kTileBytes);
-      const uint4 low = load_16(from), high = load_16(from + 8 * kRowBytes);
+      const uint32_t row = weights + at + static_cast<uint32_t>(tile * kTile * kPitch);
+      const uint4 low = load_16(row), high = load_16(row + 8 * kPitch);
       const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -218,27 +235,26 @@ __device__ void write_out(const Call& call, int row, int output, float value) {
   if (!call.float_out)
     static_cast<__nv_bfloat16*>(call.out)[at] = __float2bfloat16_rn(value);
   else if (call.accumulate)
-    static_cast<float*>(call.out)[at] += value;
+    add_to(static_cast<float*>(call.out) + at, value);  // one addition to each, so their order is no matter
   else
     static_cast<float*>(call.out)[at] = value;
 }
 
-template <int kChunk, int kColumns, int kTilesEach>
+template <int kColumns, int kTilesEach>
 __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid_constant__ Call call) {
-  extern __shared__ __align__(1024) uint8_t shared[];
+  extern __shared__ __align__(128) uint8_t shared[];
   auto& control = *reinterpret_cast<Control*>(shared);
   auto* partial = reinterpret_cast<float*>(shared + kControlBytes);
   constexpr int kPartialPitch = partial_pitch(kTilesEach * kHalves);
   constexpr int kPartial = kQuarters * kColumn * kPartialPitch;
-  const uint32_t ring = (shared_address(shared + kControlBytes + kPartial * 4) + kBoxAlignment - 1) /
-                        kBoxAlignment * kBoxAlignment;
+  const uint32_t ring = shared_address(shared + kControlBytes + kPartial * 4);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int split = cluster_size(), rank = cluster_rank();
-  const Share share = share_of<kChunk>(call, rank, split);
+  const Share share = share_of(call, rank, split);
 
   if (threadIdx.x == kConsumers) {
     for (int stage = 0; stage < call.stages; ++stage) {
-      init_barrier(control.full[stage], 1);
+      init_barrier(control.full[stage], kProducers);
       init_barrier(control.empty[stage], kConsumers / 32);
     }
     init_barrier(control.ready, static_cast<uint32_t>(split));
@@ -248,10 +264,9 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
   __syncthreads();
   if (split > 1) cluster_arrive();
 
-  if (warp == kConsumers / 32) {
-    if (split > 1) cluster_wait();
-    if (lane != 0) return;
-    const Producer<kChunk, kColumns> producer{call, share, control, ring, read_once_policy()};
+  if (warp >= kConsumers / 32) {
+    const int thread = static_cast<int>(threadIdx.x) - kConsumers, across = Producer::kAcross;
+    const Producer producer{call, share, control, ring, read_once_policy(), thread / across, thread % across};
     const int passes = (share.end_tile - share.first_tile + call.pass_tiles - 1) / call.pass_tiles;
     int left = passes * (share.end_chunk - share.first_chunk);
     if (left <= call.lead) allow_next_kernel();
@@ -272,6 +287,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
       at.advance(share, call.pass_tiles, call.stages);
     }
     allow_next_kernel();
+    if (split > 1) cluster_wait();
     return;
   }
 
@@ -286,9 +302,10 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
     clear<kColumns, kTilesEach>(sums);
     for (int chunk = share.first_chunk; chunk < share.end_chunk; ++chunk) {
       const uint32_t weights = ring + static_cast<uint32_t>(at.stage * call.stage_bytes);
-      const uint32_t x = weights + static_cast<uint32_t>(call.pass_tiles * kTileBytes * (kChunk / kBox));
+      const uint32_t x = weights + static_cast<uint32_t>(call.pass_tiles * kTile * kPitch);
+      const auto inputs = static_cast<int>(min(int64_t{kChunk}, call.inputs - int64_t{chunk} * kChunk));
       wait_barrier(control.full[at.stage], at.parity);
-      multiply_chunk<kChunk, kColumns, kTilesEach>(sums, weights, x, tiles, quarter, half, lane);
+      multiply_chunk<kColumns, kTilesEach>(sums, weights, x, call.rows, tiles, inputs, quarter, half, lane);
       __syncwarp();
       if (lane == 0) arrive(control.empty[at.stage]);
       at.advance_stage(call.stages);
@@ -340,11 +357,10 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
   if (split > 1 && round > 0) wait_for_cluster(control.released, (round - 1) & 1);
 }
 
-template <int kChunk, int kColumns, int kTilesEach>
+template <int kColumns, int kTilesEach>
 void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream) {
-  const int bytes =
-      kControlBytes + partial_bytes(kTilesEach * kHalves) + kBoxAlignment + shape.stages * call.stage_bytes;
-  launch("small_product", small_product_kernel<kChunk, kColumns, kTilesEach>,
+  const int bytes = kControlBytes + partial_bytes(kTilesEach * kHalves) + shape.stages * call.stage_bytes;
+  launch("small_product", small_product_kernel<kColumns, kTilesEach>,
          LaunchShape{.blocks = int64_t{shape.clusters} * shape.split,
                      .threads = kThreads,
                      .shared_bytes = static_cast<size_t>(bytes),
@@ -352,95 +368,45 @@ void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream
          stream, call);
 }
 
-template <int kChunk>
 void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream) {
   const bool few = shape.tiles <= 4;
   const int columns = columns_of(call.rows);
-  if (columns == 1)
-    return few ? start<kChunk, 1, 2>(shape, call, stream) : start<kChunk, 1, 4>(shape, call, stream);
-  if (columns == 2)
-    return few ? start<kChunk, 2, 2>(shape, call, stream) : start<kChunk, 2, 4>(shape, call, stream);
-  if (columns == 4)
-    return few ? start<kChunk, 4, 2>(shape, call, stream) : start<kChunk, 4, 4>(shape, call, stream);
-  return start<kChunk, 8, 2>(shape, call, stream);
+  if (columns == 1) return few ? start<1, 2>(shape, call, stream) : start<1, 4>(shape, call, stream);
+  if (columns == 2) return few ? start<2, 2>(shape, call, stream) : start<2, 4>(shape, call, stream);
+  if (columns == 4) return few ? start<4, 2>(shape, call, stream) : start<4, 4>(shape, call, stream);
+  return start<8, 2>(shape, call, stream);
 }
 
 int64_t parts(int64_t whole, int64_t each) { return (whole + each - 1) / each; }
 
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                 CUtensorMapFloatOOBfill);
-
-EncodeTiled find_encode_tiled() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check_cuda(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-      "cudaGetDriverEntryPointByVersion", "small_product");
-  if (found != cudaDriverEntryPointSuccess)
-    throw DeviceError("the driver has no cuTensorMapEncodeTiled, which kernel small_product needs");
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-/// Boxes of `box_rows` rows by 64 inputs, `boxes` of them side by side; rows and inputs past the matrix are
-/// zeros.
-CUtensorMap box_map(const __nv_bfloat16* matrix, int64_t rows, int64_t inputs, int box_rows, int boxes) {
-  static const EncodeTiled encode = find_encode_tiled();
-  CUtensorMap map;
-  const cuuint64_t extents[4] = {kBox, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(inputs / kBox),
-                                 1};
-  const auto row_bytes = static_cast<cuuint64_t>(inputs) * 2;
-  const cuuint64_t strides[3] = {row_bytes, kRowBytes, row_bytes * static_cast<cuuint64_t>(rows)};
-  const cuuint32_t box[4] = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(boxes), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<__nv_bfloat16*>(matrix), extents, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS)
-    throw DeviceError("cuTensorMapEncodeTiled for kernel small_product, [" + std::to_string(rows) + ", " +
-                      std::to_string(inputs) + "]: error " + std::to_string(static_cast<int>(result)));
-  return map;
-}
-
 }  // namespace
 
 bool small_product_suits(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows) {
-  return rows > 0 && rows <= kSmallRows && matrix.inputs > 0 && matrix.inputs % kBox == 0 &&
+  return rows > 0 && rows <= kSmallRows && matrix.inputs > 0 && matrix.inputs % 32 == 0 &&
          matrix.outputs <= INT32_MAX / 2 && reinterpret_cast<uintptr_t>(matrix.weight) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(x) % 16 == 0;
 }
 
-SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, bool invariant,
-                                      int multiprocessors) {
+SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, int multiprocessors) {
   SmallProductShape best;
-  const int64_t tiles = parts(matrix.outputs, kTile), chunks = parts(matrix.inputs, best.chunk);
-  const int columns = columns_of(rows);
+  const int64_t tiles = parts(matrix.outputs, kTile), chunks = parts(matrix.inputs, kChunk);
   double least = 0;
   for (const int split : {1, 2, 4}) {
     if (split > 1 && chunks < 2 * split) continue;
     // Clusters of four leave a few multiprocessors without one.
     const int most = split == 4 ? multiprocessors / 4 - 1 : multiprocessors / split;
-    SmallProductShape shape = best;
+    SmallProductShape shape;
     shape.split = split;
     shape.clusters = static_cast<int>(std::min<int64_t>(tiles, std::max(most, 1)));
     const int64_t each = parts(tiles, shape.clusters);
-    shape.tiles = static_cast<int>(parts(each, parts(each, each <= 4 ? 4 : rows <= 16 ? 2 : 4)));
-    const int64_t passes = parts(each, shape.tiles);
-    // Rows of a chunk that a block reads, those of x (from the second-level cache) at half price; meeting in
-    // the cluster costs about a microsecond, 4 tiles' worth of chunks.
-    const double work =
-        static_cast<double>(parts(chunks, split)) *
-        (static_cast<double>(each * kTile) + (invariant ? 0.0 : 0.5 * static_cast<double>(passes * rows)));
-    const double cost = work + (split > 1 ? 8.0 * kTile : 0.0);
-    if (split == 1 || cost < least) {
-      least = cost;
-      best = shape;
-    }
+    shape.tiles = static_cast<int>(each <= 3 ? each : parts(each, parts(each, rows > 16 && rows <= 32 ? 4 : 2)));
+    // In tiles by chunks; meeting in the cluster costs about a microsecond.
+    const double cost = static_cast<double>(parts(chunks, split) * each) + (split > 1 ? 2.0 : 0.0);
+    if (split > 1 && cost >= least) continue;
+    least = cost;
+    best = shape;
   }
-  const int room =
-      kSharedBytes - kControlBytes - kBoxAlignment - partial_bytes(best.tiles <= 4 ? 4 : kMostTiles);
+  const int room = kSharedBytes - kControlBytes - partial_bytes(best.tiles <= 4 ? 4 : kMostTiles);
   best.stages = std::clamp(room / stage_bytes(best, rows), 1, kMostStages);
   best.lead = best.stages;
   return best;
@@ -448,9 +414,8 @@ SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, 
 
 void small_product(const DeviceMatrix& matrix, const SmallProductShape& shape, const __nv_bfloat16* x,
                    int64_t rows, void* out, bool float_out, bool accumulate, cudaStream_t stream) {
-  const int boxes = shape.chunk / kBox;
-  const Call call{box_map(matrix.weight, matrix.outputs, matrix.inputs, kTile, boxes),
-                  box_map(x, rows, matrix.inputs, columns_of(rows) * kColumn, boxes),
+  const Call call{matrix.weight,
+                  x,
                   out,
                   matrix.inputs,
                   static_cast<int>(matrix.outputs),
@@ -462,7 +427,7 @@ void small_product(const DeviceMatrix& matrix, const SmallProductShape& shape, c
                   shape.lead,
                   float_out,
                   accumulate};
-  shape.chunk == 512 ? start<512>(shape, call, stream) : start<256>(shape, call, stream);
+  start(shape, call, stream);
 }
 
 }  // namespace kascade::cuda

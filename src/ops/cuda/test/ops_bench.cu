@@ -10,7 +10,6 @@
 #include "attention/cuda/common/launch.h"
 #include "base/cuda/test/device_test.h"
 #include "ops/cuda/ops.h"
-#include "ops/cuda/small_product.h"
 
 namespace kascade::cuda_test {
 namespace {
@@ -160,47 +159,6 @@ void bench_decode_products() {
       }
 }
 
-/// Our kernel in other shapes than the one it would take.
-void bench_product_shapes() {
-  Setting s;
-  for (const int64_t rows : {1, 8, 16, 32})
-    for (const Shape& shape : kShapes) {
-      const int64_t tiles = (shape.outputs + 15) / 16;
-      const int columns = rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
-      for (const int split : {1, 2})
-        for (const int chunk : {256, 512})
-          for (const int most : {1, 2, 3, 4, 7, 8}) {
-            cuda::SmallProductShape way;
-            way.split = split;
-            way.chunk = chunk;
-            way.clusters = static_cast<int>(std::min<int64_t>(tiles, 132 / split));
-            const int64_t each = (tiles + way.clusters - 1) / way.clusters;
-            const int64_t passes = (each + most - 1) / most;
-            way.tiles = static_cast<int>((each + passes - 1) / passes);
-            if (way.tiles != most || (split > 1 && shape.outputs > 20000) || (rows == 1 && most > 4))
-              continue;
-            const int64_t stage = int64_t{way.tiles * 2 + columns} * 1024 * (chunk / 64);
-            const int64_t partial = most <= 4 ? 11 * 1024 : 19 * 1024;
-            const bool alone = columns * (most <= 4 ? 2 : 4) >= 16;
-            for (const int64_t room : {113 * 1024 - partial, 226 * 1024 - partial}) {
-              way.stages = static_cast<int>(std::min<int64_t>(room / stage, 12));
-              if (way.stages < 2 || (alone && room < 120 * 1024)) continue;
-              for (const int lead : {0, way.stages, 1 << 30}) {
-                if (rows > 1 && lead != way.stages) continue;
-                way.lead = lead;
-                const double ms = s.of_copies(shape, [&](const DeviceMatrix& matrix) {
-                  cuda::small_product(matrix, way, s.x.as<Bf16>(), rows, s.out.as<void>(), shape.float_out,
-                                      shape.accumulate, s.stream.get());
-                });
-                s.print(shape, rows, ms,
-                        text("split %d, chunk %d, %d tiles, %d stages%s, lead %d", split, chunk, way.tiles,
-                             way.stages, room > 120 * 1024 ? " alone" : "", lead));
-              }
-            }
-          }
-    }
-}
-
 void bench_prefill_products() {
   Setting s;
   const auto rate = [](int64_t rows, const Shape& shape, double ms) {
@@ -311,8 +269,10 @@ void bench_decode_step() {
   const DeviceBuffer residual(64 * 4096 * 4), normed(64 * 4096 * 2), qkv(64 * 6144 * 2),
       gate_up(64 * 28672 * 2), gated(64 * 14336 * 2), logits(size_t{64} * 128256 * 4), keys(1 << 20),
       values(1 << 20), picked(256);
-  for (const bool library : {false, true})
+  enum class Way { kLibrary, kOwn, kPrepared };
+  for (const Way way : {Way::kPrepared, Way::kOwn, Way::kLibrary})
     for (const int64_t rows : {int64_t{1}, int64_t{4}, int64_t{16}, int64_t{32}}) {
+      const bool library = way == Way::kLibrary;
       MatrixProducts products(cuda::Products::kFast);
       if (library) products.use_library_alone();
       const auto matrix = [&](const DeviceBuffer& weight, const Shape& shape) {
@@ -324,7 +284,7 @@ void bench_decode_step() {
                           kShapes[i].float_out, kShapes[i].accumulate, stream.get());
       };
       for (int i = 0; i < 5; ++i) {
-        if (library)
+        if (way != Way::kOwn)
           products.prepare(matrix(i < 4 ? layers[0].weights[i] : head, kShapes[i]), rows,
                            kShapes[i].float_out, kShapes[i].accumulate, stream.get());
         else
@@ -362,7 +322,10 @@ void bench_decode_step() {
         cuda::arg_max(logits.as<float>(), rows, 128256, picked.as<int32_t>(), stream.get());
       });
       std::printf("  step of %2d rows without attention, %s: %.3f ms, %.0f GB/s of weights\n", int(rows),
-                  library ? "cuBLASLt" : "own", ms, static_cast<double>(bytes) / ms * 1e-6);
+                  library            ? "cuBLASLt"
+                  : way == Way::kOwn ? "own"
+                                     : "prepared",
+                  ms, static_cast<double>(bytes) / ms * 1e-6);
       std::fflush(stdout);
     }
 }
@@ -370,8 +333,7 @@ void bench_decode_step() {
 const Registered kBenches[] = {{90, "bench: decode products", bench_decode_products, "bench_ops"},
                                {91, "bench: decode step", bench_decode_step, "bench_ops"},
                                {92, "bench: prefill products", bench_prefill_products, "bench_ops"},
-                               {93, "bench: small operators", bench_small_operators, "bench_ops"},
-                               {94, "bench: shapes of blocks", bench_product_shapes, "bench_shapes"}};
+                               {93, "bench: small operators", bench_small_operators, "bench_ops"}};
 
 }  // namespace
 }  // namespace kascade::cuda_test

@@ -149,38 +149,38 @@ void test_small_products() { check_sizes({{40, 192}, {320, 576}}, {1, 9, 33, 64}
 
 /// Every shape of blocks that the kernel takes, whichever a matrix of today gets.
 void test_small_product_shapes() {
-  const Operands o(333, 1216, 64);
-  for (const int chunk : {256, 512})
-    for (const int split : {1, 2, 4})
-      for (const int tiles : {1, 3, 4, 8})
-        for (const int64_t rows : {1, 8, 12, 30, 64}) {
-          if ((rows > 32 && tiles > 4) || (split == 4 && chunk == 512)) continue;
-          cuda::SmallProductShape shape;
-          shape.chunk = chunk;
-          shape.split = split;
-          shape.tiles = tiles;
-          shape.clusters = tiles == 3 ? 1 : 5;
-          shape.stages = tiles * chunk > 1024 || rows > 8 ? 1 : 2;
-          shape.lead = tiles;
-          current =
-              text("small product, chunk %d, split %d, %d tiles, %d rows", chunk, split, tiles, int(rows));
-          const auto count = static_cast<size_t>(rows * o.outputs);
-          const DeviceBuffer out(count * 4), again(count * 4), exact(count * 8), magnitude(count * 8);
-          exact_product<<<static_cast<unsigned>((count + 127) / 128), 128>>>(
-              o.weight.as<Bf16>(), o.x.as<Bf16>(), o.outputs, o.inputs, rows, exact.as<double>(),
-              magnitude.as<double>());
-          cuda::small_product(o.matrix(), shape, o.x.as<Bf16>(), rows, out.as<void>(), true, false, nullptr);
-          cuda::small_product(o.matrix(), shape, o.x.as<Bf16>(), rows, again.as<void>(), true, false,
-                              nullptr);
-          const auto got = out.download<float>(count);
-          const auto sums = exact.download<double>(count), sizes = magnitude.download<double>(count);
-          for (size_t i = 0; i < count; ++i)
-            if (!(std::fabs(got[i] - sums[i]) <= sizes[i] * 0x1p-18)) {
-              fail(text("element %zu is %g, exact %g", i, double{got[i]}, sums[i]));
-              break;
-            }
-          EXPECT(same_bits(got, again.download<float>(count)), "a second run differs");
-        }
+  const Operands o(333, 2400, 64);  // inputs end within a chunk
+  constexpr int64_t kRows[] = {1, 8, 12, 20, 30, 64};
+  const auto most = static_cast<size_t>(64 * o.outputs);
+  const DeviceBuffer exact(most * 8), magnitude(most * 8);
+  exact_product<<<static_cast<unsigned>((most + 127) / 128), 128>>>(
+      o.weight.as<Bf16>(), o.x.as<Bf16>(), o.outputs, o.inputs, 64, exact.as<double>(),
+      magnitude.as<double>());
+  const auto sums = exact.download<double>(most), sizes = magnitude.download<double>(most);
+  for (const int split : {1, 2, 4})
+    for (const int tiles : {1, 3, 4, 8})
+      for (const int64_t rows : kRows) {
+        if ((rows > 32 && tiles > 4)) continue;
+        cuda::SmallProductShape shape;
+        shape.split = split;
+        shape.tiles = tiles;
+        // 21 tiles of outputs: blocks have unequal shares.
+        shape.clusters = tiles == 3 ? 1 : 5;
+        shape.stages = tiles > 4 || rows > 8 ? 1 : tiles == 4 ? 2 : 3;
+        shape.lead = tiles;
+        current = text("small product, split %d, %d tiles, %d rows", split, tiles, int(rows));
+        const auto count = static_cast<size_t>(rows * o.outputs);
+        const DeviceBuffer out(count * 4), again(count * 4);
+        for (const DeviceBuffer* to : {&out, &again})
+          cuda::small_product(o.matrix(), shape, o.x.as<Bf16>(), rows, to->as<void>(), true, false, nullptr);
+        const auto got = out.download<float>(count);
+        for (size_t i = 0; i < count; ++i)
+          if (!(std::fabs(got[i] - sums[i]) <= sizes[i] * 0x1p-18)) {
+            fail(text("element %zu is %g, exact %g", i, double{got[i]}, sums[i]));
+            break;
+          }
+        EXPECT(same_bits(got, again.download<float>(count)), "a second run differs");
+      }
 }
 
 /// In the invariant mode a row's bits depend on the row alone, within and above 64 rows.
