@@ -136,7 +136,7 @@ class Generate(CliTest):
             self.fails("generate", "--model", MODEL, "--prompt", PROMPT, option + "=" + value, *policy,
                        says=[option.strip("-").replace("-", "")[:3]])
         self.fails("generate", "--model", MODEL, "--prompt", PROMPT, "--policy", "kascade", says=["plan"])
-        self.fails("generate", "--model", MODEL, "--prompt", PROMPT, "--device", "cuda", says=["cuda"])
+        self.fails("generate", "--model", MODEL, "--prompt", PROMPT, "--device", "cuda", says=["CUDA"])
 
     def test_bad_token_files(self):
         for content in ("", "{}", "[1, 2", "[1, -2]", "[1, 49152]", "[1, 2.5]", '["a"]', "[" * 5000):
