@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // out [rows, outputs] = x [rows, inputs] W^T for up to 64 rows. The tensor cores take 16 outputs by 16 inputs
-// of W as their first operand and 8 rows of x as the second, so W streams through once. One warp of a block
-// copies chunks of its rows of W and of x into a ring in shared memory; eight warps multiply: warp w has the
+// of W as their first operand and 8 rows of x as the second, so W streams through once. Two warps of a block
+// copy chunks of its rows of W and of x into a ring in shared memory; eight warps multiply: warp w has the
 // quarter w % 4 of a chunk's inputs and every second tile of 16 outputs. The quarters' sums meet in shared
 // memory at the end of a pass, in the order of the quarters, and with a split of the inputs over a cluster,
 // of its blocks. The copies of W begin before the kernel ahead of this one has ended.
