@@ -399,7 +399,8 @@ SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, 
     shape.split = split;
     shape.clusters = static_cast<int>(std::min<int64_t>(tiles, std::max(most, 1)));
     const int64_t each = parts(tiles, shape.clusters);
-    shape.tiles = static_cast<int>(each <= 3 ? each : parts(each, parts(each, rows > 16 && rows <= 32 ? 4 : 2)));
+    shape.tiles =
+        static_cast<int>(each <= 3 ? each : parts(each, parts(each, rows > 16 && rows <= 32 ? 4 : 2)));
     // In tiles by chunks; meeting in the cluster costs about a microsecond.
     const double cost = static_cast<double>(parts(chunks, split) * each) + (split > 1 ? 2.0 : 0.0);
     if (split > 1 && cost >= least) continue;
