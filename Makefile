@@ -41,7 +41,7 @@ test-asan: deps-test
 fuzz: deps-test
 	scripts/run_fuzzers.sh
 
-cuda:
+cuda: deps-test
 	cmake --preset cuda
 	cmake --build --preset cuda --target kascade kascade_cuda kascade_cuda_test
 	build/cuda/bin/kascade_cuda_test --suite host

@@ -26,8 +26,9 @@ constexpr std::array<std::string_view, kE2eParts> kLabels = {"matrix products", 
                                                              "anchor layers",   "reuse layers",     "rest"};
 constexpr std::string_view kWholeColour = "#9aa7b5";
 
-std::string time_text(double seconds) {
-  return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.1f} ms", seconds * 1e3);
+// All times of a group in one unit.
+std::string time_text(double seconds, double slowest) {
+  return slowest >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.1f} ms", seconds * 1e3);
 }
 
 double group_width(const E2eWorkResult& result) {
@@ -59,7 +60,7 @@ void draw_bar(const E2eWorkResult& result, const E2eRun& run, double x, double s
   if (compared)
     out.text(x + kBarWidth / 2, y - 21, fmt::format("{:.2f}x", ratio),
              "text-anchor=\"middle\" font-weight=\"bold\"");
-  out.text(x + kBarWidth / 2, y - 6, time_text(run.seconds), "text-anchor=\"middle\"");
+  out.text(x + kBarWidth / 2, y - 6, time_text(run.seconds, slowest), "text-anchor=\"middle\"");
   out.text(x + kBarWidth / 2, bottom + 17, run.policy, "text-anchor=\"middle\"");
 }
 
