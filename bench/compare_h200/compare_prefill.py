@@ -181,19 +181,24 @@ def bench(problem, with_peers=True, count=None):
 
 
 def chunked(problem, every=1):
-    """Roles' times over a prompt in chunks of problem.rows, each chunk after the keys of those before it; every: only each
-    every-th chunk is run and counts for as many."""
-    times = dict.fromkeys(["dense", "layer0", "anchor", "reuse"], 0)
-    workspace = 0
-    for end in range(problem.rows * every, problem.length + 1, problem.rows * every):
+    """Roles' times over a prompt in chunks of problem.rows, each chunk after the keys of those before it; every: of each so
+    many chunks only the middle one is run and counts for all. The last chunk is run in any case."""
+    def chunk(end):
         problem.lens.fill_(end)
         problem.cu_kv[1] = end
         problem.params.max_kv_len = end
-        for name, role in (("dense", DENSE), ("layer0", LAYER0), ("anchor", ANCHOR), ("reuse", REUSE)):
-            call = problem.call(role, problem.needed if role == LAYER0 else None)
-            workspace = max(workspace, call.workspace_bytes)
-            times[name] += every * measure(call, 1, 1)
-    row = {"context": problem.length, "chunk": problem.rows, "every": every, "ms": times, "workspace_mib": workspace / 2**20,
+        calls = {name: problem.call(role, problem.needed if role == LAYER0 else None)
+                 for name, role in (("dense", DENSE), ("layer0", LAYER0), ("anchor", ANCHOR), ("reuse", REUSE))}
+        return ({name: measure(call, 1, 1) for name, call in calls.items()},
+                max(call.workspace_bytes for call in calls.values()))
+
+    times = dict.fromkeys(["dense", "layer0", "anchor", "reuse"], 0)
+    for end in range(problem.rows * ((every + 1) // 2), problem.length + 1, problem.rows * every):
+        for name, ms in chunk(end)[0].items():
+            times[name] += every * ms
+    last, workspace = chunk(problem.length)
+    row = {"context": problem.length, "chunk": problem.rows, "every": every, "ms": times, "last_chunk_ms": last,
+           "workspace_mib": workspace / 2**20,
            "mean_ms": (times["layer0"] + 4 * times["anchor"] + 27 * times["reuse"]) / 32}
     print("chunked", row, flush=True)
     return row
@@ -222,36 +227,37 @@ def main():
               "torch": torch.__version__, "budget": "default, 10 %, rolling", "rows": []}
     print("device", smi, flush=True)
 
+    def save():
+        torch.cuda.empty_cache()
+        with open(args.output, "w") as file:
+            json.dump(result, file, indent=1)
+
     def run(*shape, with_peers=True, **options):
         problem = Prefill(kascade, *shape, **options)
         result["rows"].append(bench(problem, with_peers and not args.no_peers))
         if shape[1] in args.profile and not options:
             profile(problem)
         del problem
-        torch.cuda.empty_cache()
-        with open(args.output, "w") as file:
-            json.dump(result, file, indent=1)
+        save()
 
     for length in args.lengths:
         run(1, length)
     if args.set == "full":
-        run(1, 262144)
         run(16, 8192)
         run(1, 131072, rows=256)
-        run(1, 131072, rows=8192, with_peers=False)
         run(1, 65536, page_size=16, with_peers=False)
         run(1, 65536, page_size=64, with_peers=False)
         result["chunked"] = [chunked(Prefill(kascade, 1, 131072, rows=8192))]
-        torch.cuda.empty_cache()
-        result["chunked"].append(chunked(Prefill(kascade, 1, 1 << 20, rows=8192), every=16))
-        torch.cuda.empty_cache()
+        save()
         run(1, 32768, dtype=torch.float16, with_peers=False)
         run(1, 32768, query_heads=9, kv_heads=3, head_dim=64, with_peers=False)
         run(1, 32768, query_heads=16, kv_heads=4, head_dim=256, with_peers=False)
+        result["chunked"].append(chunked(Prefill(kascade, 1, 1 << 20, rows=8192), every=32))
+        save()
+        run(1, 262144)
     result["clocks_after"] = subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"],
                                             capture_output=True, text=True).stdout.strip()
-    with open(args.output, "w") as file:
-        json.dump(result, file, indent=1)
+    save()
 
 
 if __name__ == "__main__":

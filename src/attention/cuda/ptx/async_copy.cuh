@@ -26,8 +26,13 @@ __device__ inline void wait_copies() {
 
 /// Loads four bytes into the first-level cache and waits for nothing.
 __device__ inline void touch(const void* global) {
-  uint32_t unused;
+  [[maybe_unused]] uint32_t unused;
   asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(unused) : "l"(global));
+}
+
+/// Brings a line into the second-level cache and waits for nothing.
+__device__ inline void prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 }  // namespace kascade::cuda

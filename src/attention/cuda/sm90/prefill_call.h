@@ -87,6 +87,12 @@ struct PrefillCall {
   float* weights = nullptr;       // [chunk_tiles, S, weight_stride] pooled
   int32_t* histograms = nullptr;  // [chunk_tiles, S, kWeightBins] of the ranked candidates
 
+  // Strides of tokens and pages, and of rows and heads of q, in the largest power of two of bytes that
+  // divides all of them, so that 32 bits reach anywhere.
+  uint32_t kv_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
+  uint32_t q_unit = 0, q_row_units = 0, q_head_units = 0;
+  bool same_strides = false;  // K and V are laid out alike
+
   int32_t page_shift = -1;  // log2 of page_size where it is a power of two
 
   // Tensor maps of K and V, boxes of map_rows keys and 64 elements; map_rows is 0 where boxes cannot be used.
