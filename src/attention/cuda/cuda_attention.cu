@@ -28,9 +28,12 @@ int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / siz
 
 bool rows_are_tiles(const AttentionParams& p) { return own_key_is_candidate(p); }
 
-/// Query rows of a unit for `rows` rows that share keys: one tile of 16 if they fit, else as many as
-/// registers allow.
-int32_t unit_rows(const AttentionParams& p, int64_t rows) { return rows <= 16 || p.head_dim > 128 ? 16 : 32; }
+/// Query rows of a unit for `rows` rows that share keys: as many as registers allow. Keys and rows change
+/// places between the passes with values and the one without.
+int32_t unit_rows(const AttentionParams& p, bool values, int64_t rows) {
+  if (values && rows <= 8) return 8;
+  return rows <= 16 || p.head_dim > 128 ? 16 : 32;
+}
 
 }  // namespace
 
@@ -45,37 +48,69 @@ size_t lay_out(DecodeCall& call, std::byte* base) {
   const int64_t rows = call.maxima.total_q * p.query_heads;
   const int64_t dense_splits = p.role == Role::kReuse ? 0 : call.dense_splits;
   const int64_t sparse_splits = attends_to_sets(p.role) ? call.sparse_splits : 0;
-  take(call.dense_units, p.batch + 1);
-  take(call.sparse_units, p.batch + 1);
-  if (sparse_splits > 0 && !call.self_scheduled && !rows_are_tiles(p)) take(call.sparse_tiles, p.batch);
+  const int64_t tiles = int64_t{p.batch} * call.tiles;
+  if (!finds_units(call, false)) {
+    take(call.dense_units, tiles + 1);
+    take(call.dense_tiles, tiles);
+  }
+  if (!finds_units(call, true)) {
+    take(call.sparse_units, tiles + 1);
+    take(call.sparse_tiles, tiles);
+  }
   take(call.counters, 2);
   take(call.partial_stats, rows * std::max(dense_splits, sparse_splits));
   take(call.partial_out, rows * (attends_to_sets(p.role) ? sparse_splits : dense_splits) * p.head_dim);
   if (selects(p.role)) {
     take(call.score_codes, rows * call.score_stride);
     take(call.score_tops, rows * call.score_stride / kChunkKeys);
-    if (select_needs_rank_keys(call)) take(call.rank_keys, select_lists(call) * call.score_stride);
+    if (select_needs_rank_digits(call)) {
+      take(call.rank_digits, select_lists(call) * call.score_stride);
+      take(call.rank_bits, select_lists(call) * call.score_stride / 32);
+    }
   }
   return offset;
 }
 
 namespace {
 
-/// Measured on an H200 (docs/kernels/decode.md): enough units that one sequence keeps the GPU busy, and no
-/// more, as every unit costs a few microseconds of its warp and a partial result.
-SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists) {
+/// Measured on an H200 (docs/kernels/decode.md): enough splits that one sequence keeps the GPU busy, and no
+/// more, as every unit costs a few microseconds of its warp and a partial result. rows: of a unit; more than
+/// eight leave no registers for groups, so their splits are larger.
+SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows, bool self_scheduled) {
+  const bool few_rows = rows <= 8;
+  const int32_t warps = head_dim == 64 ? 2048 : 1024;  // of the GPU
   SplitRule rule;
-  rule.units = pass == Pass::kSparse ? 384 : 1024;
-  rule.least = (pass == Pass::kSparse ? 128 : pass == Pass::kScore ? 256 : 512) * 128 / head_dim;
-  rule.most = (pass == Pass::kSparse ? 512 : 2048) * 128 / head_dim;
   rule.lists = lists;
+  switch (pass) {
+    case Pass::kScore:
+      rule.units = 2048;
+      rule.least = 256;
+      rule.most = 1024;
+      break;
+    case Pass::kDense:
+      rule.units = 1024;
+      rule.least = few_rows ? 256 : 512;
+      rule.most = few_rows ? 1024 : 2048;
+      rule.group_units = few_rows ? 6 * warps : 0;
+      break;
+    case Pass::kSparse:
+      rule.units = few_rows ? 512 : 256;
+      rule.least = 64;
+      rule.most = few_rows ? 256 : 512;
+      rule.group_units = few_rows ? warps / 4 * 3 : 0;
+      break;
+  }
+  rule.least = rule.least * 128 / head_dim;
+  rule.most = rule.most * 128 / head_dim;
+  // Units that are dealt out in turn had better be alike.
+  rule.tail_units = self_scheduled ? 0 : warps;
   return rule;
 }
 
-/// Batches up to this find their units of work in every block, which saves a kernel, and deal them out in
-/// turn, which longer passes do less evenly than a counter.
-int32_t most_self_scheduled(Role role) { return attends_to_sets(role) ? 8 : 2; }
-static_assert(kMostSelfScheduled >= 8);
+/// Calls of up to so many tiles find their units of work in every block, which saves a kernel, and deal them
+/// out in turn, which longer passes do less evenly than a counter.
+constexpr int64_t kSelfScheduled = 8;
+static_assert(kSelfScheduled <= kMostSelfScheduled);
 
 DecodeCall make_call(const AttentionParams& p) {
   DecodeCall call;
@@ -86,16 +121,19 @@ DecodeCall make_call(const AttentionParams& p) {
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
   call.reader_heads = p.query_heads / call.readers;
   call.group = group_size(p);
-  call.dense_rows = unit_rows(p, int64_t{p.max_q_len} * group_size(p));
-  call.sparse_rows = unit_rows(p, int64_t{rows_are_tiles(p) ? 1 : p.max_q_len} * call.reader_heads);
-  call.dense_rule = split_rule(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim, p.kv_heads);
-  call.sparse_rule = split_rule(Pass::kSparse, p.head_dim, call.readers);
+  call.tiles = rows_are_tiles(p) && p.role != Role::kDense ? p.max_q_len : 1;
+  call.dense_rows = unit_rows(p, p.role != Role::kAnchor, int64_t{p.max_q_len} * group_size(p));
+  call.sparse_rows = unit_rows(p, true, int64_t{rows_are_tiles(p) ? 1 : p.max_q_len} * call.reader_heads);
+  call.self_scheduled = int64_t{p.batch} * call.tiles <= kSelfScheduled;
+  call.dense_rule = split_rule(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim, p.kv_heads,
+                               call.dense_rows, call.self_scheduled);
+  call.sparse_rule =
+      split_rule(Pass::kSparse, p.head_dim, call.readers, call.sparse_rows, call.self_scheduled);
   call.dense_splits = most_splits(call.dense_rule, p.max_kv_len);
   call.sparse_splits = most_splits(call.sparse_rule, int64_t{p.capacity} + p.max_q_len);
   call.score_stride = blocks_of(p.max_kv_len, kScorePadding) * kScorePadding;
   if (p.page_size > 0 && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
-  call.self_scheduled = p.batch <= most_self_scheduled(p.role);
   const int64_t pages = p.page_table != nullptr ? -1 : 0;  // strides of pages that are not there count as 0
   const int64_t k_page = p.k_page_stride & pages, v_page = p.v_page_stride & pages;
   const auto strides = static_cast<uint64_t>(p.k_token_stride | p.v_token_stride | k_page | v_page);
@@ -141,7 +179,7 @@ std::string unsupported(const AttentionParams& p) {
   const int64_t row_chunks = blocks_of(int64_t{p.max_q_len} * group_size(p), 16);
   if (int64_t{p.batch} * p.query_heads * row_chunks * std::max(call.dense_splits, call.sparse_splits) >
       INT32_MAX)
-    return reason("batch", p.batch, "at most 2147483647 units of 1024 keys in a call");
+    return reason("batch", p.batch, "at most 2147483647 units of work in a call");
   return "";
 }
 

@@ -25,15 +25,20 @@ constexpr int kMaxPooledRows = 512;
 enum class Pass { kDense, kScore, kSparse };
 
 constexpr uint32_t kUnitsMultiple = 128;
+// Splits of a group.
+constexpr int32_t kSplitGroup = 4;
 
-/// How a list is cut into units of work. A function of the list's own length and of the call's shape, so that
-/// a sequence's result never depends on its batch mates: long lists in units that are large against what a
-/// unit costs, short ones in as many as keep all multiprocessors of one GPU busy.
+/// How a list is cut into splits, whose results are merged in a fixed order: those of a group of successive
+/// splits one after the other, then the groups. A function of the list's own length and of the call's shape,
+/// so that a sequence's result never depends on its batch mates. A unit of work is one split, or one group,
+/// which a warp merges on its own; that changes who adds, not what is added.
 struct SplitRule {
-  int32_t units = 0;  // that a tile is cut into if their size allows it, a multiple of kUnitsMultiple
-  int32_t least = 0;  // keys of a unit
+  int32_t units = 0;  // splits that a tile is cut into if their size allows it, a multiple of kUnitsMultiple
+  int32_t least = 0;  // keys of a split
   int32_t most = 0;
-  int32_t lists = 0;  // lists of one tile
+  int32_t lists = 0;        // lists of one tile
+  int32_t group_units = 0;  // units of a call from which on they are groups; 0: never
+  int32_t tail_units = 0;   // so many of the last are cut into single splits
 };
 /// For a >= 0, b > 0.
 __host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) {
@@ -56,7 +61,16 @@ __host__ __device__ inline int32_t split_count(const SplitRule& rule, int32_t le
   return divide_up(length, split_keys(rule, length));
 }
 
-/// The most units of one list of up to `longest` keys.
+/// Splits of a unit of sequence b, as if all sequences were like it. Groups leave fewer partial results,
+/// single splits keep more warps busy and let warps finish at about the same time.
+__host__ __device__ inline int32_t splits_of_unit(const SplitRule& rule, int32_t splits, int32_t b,
+                                                  int32_t batch) {
+  const int32_t units = divide_up(splits, kSplitGroup) * rule.lists;
+  if (rule.group_units == 0 || units == 0 || batch < divide_up(rule.group_units, units)) return 1;
+  return b < batch - divide_up(rule.tail_units, units) ? kSplitGroup : 1;
+}
+
+/// The most splits of one list of up to `longest` keys.
 inline int32_t most_splits(const SplitRule& rule, int64_t longest) {
   const int64_t by_most = (longest + rule.most - 1) / rule.most;
   const int64_t by_least = (longest + rule.least - 1) / rule.least;
@@ -64,20 +78,29 @@ inline int32_t most_splits(const SplitRule& rule, int64_t longest) {
   return static_cast<int32_t>(by_most > even ? by_most : by_least < even ? by_least : even);
 }
 
-// Batches up to this find their units of work in every block, without a kernel of its own.
+// Calls of up to so many tiles find their units of work in every block, without a kernel of its own.
 constexpr int32_t kMostSelfScheduled = 32;
 
-/// What units of the pass over sets need to know of a sequence whose rows are one tile.
-struct alignas(16) SparseTile {
+/// What units of work need to know of a tile; in passes over all keys, of a sequence, whose keys then are the
+/// list's own.
+struct alignas(16) UnitTile {
+  int32_t sequence;
   int32_t q_row, rows;  // of the tile
   int32_t row_chunks;   // units that share a stretch of a list
-  int32_t split;        // keys of a unit
+  int32_t split;        // keys of a split
+  int32_t unit_splits;  // splits of a unit
   int32_t members;      // of an anchor's sets
   int32_t own;          // own keys after the members
   int32_t candidates;
   int32_t limit;  // keys that the first row sees, less the members
-  int64_t set;    // index of its sets, -1 without a place
+  int32_t set;    // index of its sets, -1 without a place
+  int32_t unused;
 };
+
+/// Dimension of value `index` of a partial result, in the order in which the lanes of a warp hold them.
+__host__ __device__ inline int stored_dimension(int index) {
+  return index / 32 * 32 + index % 4 * 8 + index % 32 / 4;
+}
 
 struct DecodeCall {
   AttentionParams params;
@@ -87,7 +110,8 @@ struct DecodeCall {
   int32_t readers = 0;       // lists attended per tile: one per KV head, or per query head
   int32_t reader_heads = 0;  // query heads that share a list
   int32_t group = 0;         // query heads of a KV head
-  int32_t dense_rows = 0;    // query rows of one unit of work, 16 or 32
+  int32_t tiles = 0;         // of a sequence, at most
+  int32_t dense_rows = 0;    // query rows of one unit of work, 8, 16 or 32
   int32_t sparse_rows = 0;
   SplitRule dense_rule;  // of the pass over all keys
   SplitRule sparse_rule;
@@ -103,15 +127,17 @@ struct DecodeCall {
 
   // Workspace. Row index: (row of q) * H + head. An anchor's two passes use the partial results one after the
   // other.
-  int32_t* dense_units = nullptr;      // [B+1] units of work before each sequence; unused when self-scheduled
-  int32_t* sparse_units = nullptr;     // [B+1]
-  SparseTile* sparse_tiles = nullptr;  // [B]; null when blocks look for themselves
-  int32_t* counters = nullptr;         // [2] units handed out beyond the first two of each block, by pass
-  float2* partial_stats = nullptr;     // [rows, splits] largest score (log2) and sum of 2^(score - largest)
-  float* partial_out = nullptr;        // [rows, splits, D] unnormalised
-  uint16_t* score_codes = nullptr;     // [rows, score_stride]
-  float* score_tops = nullptr;         // [rows, score_stride / kChunkKeys]
-  uint32_t* rank_keys = nullptr;       // [sets, score_stride] where shared memory is too small for them
+  int32_t* dense_units = nullptr;    // [B T + 1] units of work before each tile; unused when self-scheduled
+  int32_t* sparse_units = nullptr;   // [B T + 1]
+  UnitTile* dense_tiles = nullptr;   // [B T]
+  UnitTile* sparse_tiles = nullptr;  // [B T]
+  int32_t* counters = nullptr;       // [2] units handed out beyond the first two of each block, by pass
+  float2* partial_stats = nullptr;   // [rows, splits] largest score (log2) and sum of 2^(score - largest)
+  float* partial_out = nullptr;      // [rows, splits, D] unnormalised
+  uint16_t* score_codes = nullptr;   // [rows, score_stride]
+  float* score_tops = nullptr;       // [rows, score_stride / kChunkKeys]
+  uint16_t* rank_digits = nullptr;   // [sets, score_stride] where shared memory is too small for them
+  uint32_t* rank_bits = nullptr;     // [sets, score_stride / 32]
 
   /// Units of one stretch of a list: as many as its query rows need.
   __host__ __device__ int32_t sparse_row_chunks(int32_t q_len) const {
@@ -123,9 +149,15 @@ struct DecodeCall {
 /// Lays the workspace out from base (null: only measures) and returns its size.
 size_t lay_out(DecodeCall& call, std::byte* base);
 
-/// Lists that a call may select, and whether they are so long that rank_keys is wanted.
+/// Whether the blocks of a pass find out which units there are. A small anchor's first pass does it for the
+/// second, whose blocks partly start late.
+__host__ __device__ inline bool finds_units(const DecodeCall& call, bool sparse) {
+  return call.self_scheduled && !(sparse && call.params.role == Role::kAnchor);
+}
+
+/// Lists that a call may select, and whether they are so long that rank_digits is wanted.
 int64_t select_lists(const DecodeCall& call);
-bool select_needs_rank_keys(const DecodeCall& call);
+bool select_needs_rank_digits(const DecodeCall& call);
 
 // The kernels of a call, in the order in which they are launched; each throws DeviceError naming the kernel.
 void launch_schedule(const DecodeCall& call, cudaStream_t stream);

@@ -11,9 +11,15 @@
 
 namespace kascade::cuda {
 
-__device__ inline int64_t clamp64(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
+/// SetBudget of a `step` call, whose lengths fit into 32 bits.
+struct StepBudget {
+  int32_t candidates = 0;
+  int32_t sinks = 0;
+  int32_t recent_begin = 0;
+  int32_t ranked = 0;
+
+  __device__ int32_t members() const { return sinks + ranked + (candidates - recent_begin); }
+};
 
 /// evaluate_budget() of a `step` call in little code: kernels of a few microseconds wait for every
 /// instruction that they have not run before, and 64-bit divisions are long.
@@ -24,23 +30,24 @@ __device__ inline uint32_t budget_count(const Budget& budget, uint32_t length) {
   const auto multiple = static_cast<uint32_t>(budget.round_to);
   return multiple == 1 ? count : (count + multiple - 1) / multiple * multiple;
 }
-__device__ inline SetBudget step_budget(const Budget& budget, int32_t candidates, int32_t x, int32_t length) {
-  const int64_t charged = budget.own_tile == OwnTile::kCharged && budget.tile > 1 ? budget.tile : 0;
+__device__ inline StepBudget step_budget(const Budget& budget, int32_t candidates, int32_t x,
+                                         int32_t length) {
+  const int32_t charged = budget.own_tile == OwnTile::kCharged && budget.tile > 1 ? budget.tile : 0;
   const bool rolling = budget.rolling && budget.rolling_min_rows < 1;
-  int64_t count = 0;
+  int32_t count = 0;
   if (!rolling || budget.rolling_capped)
-    count =
-        max(int64_t{min(budget_count(budget, length), static_cast<uint32_t>(length))} - charged, int64_t{1});
+    count = max(
+        static_cast<int32_t>(min(budget_count(budget, length), static_cast<uint32_t>(length))) - charged, 1);
   if (rolling) {
-    const int64_t fixed = count;
-    count = budget_count(budget, x);
+    const int32_t fixed = count;
+    count = static_cast<int32_t>(min(budget_count(budget, x), uint32_t{INT32_MAX}));
     if (budget.rolling_capped) count = min(count, fixed);
   }
-  SetBudget set;
+  StepBudget set;
   set.candidates = candidates;
   set.sinks = min(budget.sinks, candidates);
   set.recent_begin = max(set.candidates - budget.recent, set.sinks);
-  if (budget.forced_charged) count = max(count - set.sinks - (set.candidates - set.recent_begin), int64_t{0});
+  if (budget.forced_charged) count = max(count - set.sinks - (set.candidates - set.recent_begin), 0);
   set.ranked = min(count, set.recent_begin - set.sinks);
   return set;
 }
@@ -55,8 +62,8 @@ struct StepSequence {
 
 struct StepTile {
   int32_t row_begin, rows;
-  int64_t set;  // index of its sets, -1 without a place
-  SetBudget budget;
+  int32_t set;  // index of its sets, -1 without a place
+  StepBudget budget;
   bool clamped;  // the budget did not fit into capacity
 };
 
@@ -67,18 +74,20 @@ __device__ inline bool rows_are_tiles(const DecodeCall& call) {
 
 __device__ inline StepSequence load_sequence(const DecodeCall& call, int32_t b) {
   const AttentionParams& p = call.params;
+  // Maxima fit into 32 bits.
+  const auto most_rows = static_cast<int32_t>(call.maxima.total_q);
   StepSequence s;
-  s.row_begin = static_cast<int32_t>(clamp64(p.cu_seqlens_q[b], 0, call.maxima.total_q));
-  const int64_t row_end = min(int64_t{p.cu_seqlens_q[b + 1]}, call.maxima.total_q);
-  s.q_len = static_cast<int32_t>(clamp64(row_end - s.row_begin, 0, call.maxima.q_len));
-  s.kv_len = static_cast<int32_t>(clamp64(p.seq_lens_kv[b], 0, call.maxima.kv_len));
+  s.row_begin = min(max(p.cu_seqlens_q[b], 0), most_rows);
+  const int32_t row_end = min(max(p.cu_seqlens_q[b + 1], 0), most_rows);
+  s.q_len = min(max(row_end - s.row_begin, 0), static_cast<int32_t>(call.maxima.q_len));
+  s.kv_len = min(max(p.seq_lens_kv[b], 0), static_cast<int32_t>(call.maxima.kv_len));
   s.start = s.kv_len - s.q_len;
   s.tiles = s.set_begin = s.stored_tiles = 0;
   if (p.role == Role::kDense) return s;
   s.tiles = s.q_len == 0 ? 0 : rows_are_tiles(call) ? s.q_len : 1;
   s.set_begin = p.tile_offsets[b];
-  const int64_t set_end = min(int64_t{p.tile_offsets[b + 1]}, call.maxima.tiles);
-  s.stored_tiles = s.set_begin < 0 ? 0 : static_cast<int32_t>(clamp64(set_end - s.set_begin, 0, s.tiles));
+  const int32_t set_end = min(max(p.tile_offsets[b + 1], 0), static_cast<int32_t>(call.maxima.tiles));
+  s.stored_tiles = s.set_begin < 0 ? 0 : min(max(set_end - s.set_begin, 0), s.tiles);
   return s;
 }
 
@@ -88,14 +97,18 @@ __device__ inline StepTile load_tile(const DecodeCall& call, const StepSequence&
   const bool own_row = rows_are_tiles(call);
   t.row_begin = own_row ? tile : 0;
   t.rows = own_row ? 1 : s.q_len;
-  t.set = tile < s.stored_tiles ? int64_t{s.set_begin} + tile : -1;
+  t.set = tile < s.stored_tiles ? s.set_begin + tile : -1;
   const int32_t x = max(own_row ? s.start + tile : s.start, 0);
   const int32_t candidates = own_row ? max(s.start + tile + 1, 0) : x;
+  t.budget = {};
+  t.budget.candidates = candidates;
+  t.clamped = false;
+  if (p.role == Role::kReuse) return t;  // the sets' counts decide
   const int32_t length = p.budget_lens != nullptr ? max(p.budget_lens[b], 0) : s.kv_len;
-  SetBudget budget = step_budget(p.budget, candidates, x, length);
+  StepBudget budget = step_budget(p.budget, candidates, x, length);
   t.clamped = budget.members() > p.capacity;
-  const int64_t sinks = min(budget.sinks, int64_t{p.capacity});
-  const int64_t recent = min(budget.candidates - budget.recent_begin, p.capacity - sinks);
+  const int32_t sinks = min(budget.sinks, p.capacity);
+  const int32_t recent = min(budget.candidates - budget.recent_begin, p.capacity - sinks);
   budget.ranked = min(budget.ranked, p.capacity - sinks - recent);
   budget.sinks = sinks;
   budget.recent_begin = budget.candidates - recent;
@@ -129,14 +142,14 @@ __device__ inline bool is_needed(const DecodeCall& call, int32_t set) {
 /// selected.
 __device__ inline int32_t member_count(const DecodeCall& call, const StepTile& tile, int32_t reader) {
   if (tile.set < 0) return 0;
-  if (call.params.role != Role::kReuse) return static_cast<int32_t>(tile.budget.members());
-  const int32_t count = call.params.counts[tile.set * call.sets + set_of_reader(call, reader)];
+  if (call.params.role != Role::kReuse) return tile.budget.members();
+  const int32_t count = call.params.counts[int64_t{tile.set} * call.sets + set_of_reader(call, reader)];
   return max(0, min(count, call.params.capacity));
 }
 
 /// Own keys that follow the members in a tile's list.
 __device__ inline int32_t own_keys(const DecodeCall& call, const StepSequence& s, const StepTile& tile) {
-  return rows_are_tiles(call) ? 0 : static_cast<int32_t>(s.kv_len - tile.budget.candidates);
+  return rows_are_tiles(call) ? 0 : s.kv_len - tile.budget.candidates;
 }
 
 /// Keys of the longest of a tile's lists, which decides how all of them are cut. Lanes share the readers:
@@ -159,74 +172,134 @@ __device__ inline int32_t longest_list(const DecodeCall& call, const StepSequenc
 }
 
 /// longest: keys of the tile's longest list.
-__device__ inline SparseTile sparse_tile(const DecodeCall& call, const StepSequence& s, const StepTile& tile,
-                                         int32_t longest) {
-  const auto candidates = static_cast<int32_t>(tile.budget.candidates);
-  return {s.row_begin + tile.row_begin,
+__device__ inline UnitTile sparse_tile(const DecodeCall& call, const StepSequence& s, const StepTile& tile,
+                                       int32_t b, int32_t longest) {
+  const int32_t candidates = tile.budget.candidates;
+  const int32_t split = split_keys(call.sparse_rule, longest);
+  return {b,
+          s.row_begin + tile.row_begin,
           tile.rows,
           call.sparse_row_chunks(s.q_len),
-          split_keys(call.sparse_rule, longest),
-          tile.set < 0 ? 0 : static_cast<int32_t>(tile.budget.members()),
+          split,
+          splits_of_unit(call.sparse_rule, divide_up(longest, split), b, call.params.batch),
+          tile.set < 0 ? 0 : tile.budget.members(),
           own_keys(call, s, tile),
           candidates,
           s.start + tile.row_begin + 1 - candidates,
-          tile.set};
+          tile.set,
+          0};
 }
 
-struct Units {
-  int32_t dense = 0, sparse = 0;
-};
+/// The whole of a sequence as the own keys of a list without members.
+__device__ inline UnitTile dense_tile(const DecodeCall& call, const StepSequence& s, int32_t b) {
+  const int32_t split = split_keys(call.dense_rule, s.kv_len);
+  return {b,       s.row_begin,
+          s.q_len, divide_up(s.q_len * call.group, call.dense_rows),
+          split,   splits_of_unit(call.dense_rule, divide_up(s.kv_len, split), b, call.params.batch),
+          0,       s.kv_len,
+          0,       s.start + 1,
+          -1,      0};
+}
 
-/// Units of work of one sequence, and its AttentionStatus bits; lanes as for longest_list().
-template <int unroll, class Largest>
-__device__ inline Units count_units(const DecodeCall& call, int32_t b, int32_t first, int32_t step,
-                                    Largest largest, uint32_t* status) {
+/// Units of work of tile `entry` of the batch, every sequence having call.tiles; lanes as for longest_list().
+/// If `reports`, AttentionStatus bits are added to status. The tile of the pass over sets is left out unless
+/// wanted.
+template <bool kDense, bool kSparse, int unroll, class Largest>
+__device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int32_t first, int32_t step,
+                                     Largest largest, UnitTile& dense, int32_t& dense_units, UnitTile& sparse,
+                                     int32_t& sparse_units, bool wants_sparse, bool reports,
+                                     uint32_t& status) {
   const AttentionParams& p = call.params;
+  const int32_t b = call.tiles == 1 ? entry : entry / call.tiles, index = entry - b * call.tiles;
   const StepSequence s = load_sequence(call, b);
-  if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) *status |= kStatusQueryClamped;
-  if (s.kv_len < p.seq_lens_kv[b]) *status |= kStatusKvClamped;
-  if (s.stored_tiles < s.tiles) *status |= kStatusTilesClamped;
-  Units units;
-  if (s.q_len == 0) return units;
-  if (p.role != Role::kReuse) {
-    const int32_t row_chunks = divide_up(s.q_len * call.group, call.dense_rows);
-    units.dense = split_count(call.dense_rule, s.kv_len) * row_chunks * p.kv_heads;
+  if (reports) {
+    if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) status |= kStatusQueryClamped;
+    if (s.kv_len < p.seq_lens_kv[b]) status |= kStatusKvClamped;
+    if (s.stored_tiles < s.tiles) status |= kStatusTilesClamped;
   }
-  int32_t splits = 0;
-#pragma unroll 1
-  for (int32_t i = 0; i < s.tiles; ++i) {
-    const StepTile tile = load_tile(call, s, b, i);
-    if (selects(p.role) && tile.clamped) *status |= kStatusCapacityClamped;
-    if (!attends_to_sets(p.role)) continue;
-    const int32_t longest = longest_list<unroll>(call, s, tile, first, step, largest);
-    splits = max(splits, split_count(call.sparse_rule, longest));
-    if (call.sparse_tiles != nullptr) call.sparse_tiles[b] = sparse_tile(call, s, tile, longest);
+  if (kDense && index == 0 && s.q_len > 0 && p.role != Role::kReuse) {
+    const UnitTile tile = dense_tile(call, s, b);
+    dense = tile;
+    dense_units = divide_up(s.kv_len, tile.split * tile.unit_splits) * tile.row_chunks * p.kv_heads;
   }
-  if (attends_to_sets(p.role))
-    units.sparse = s.tiles * call.sparse_row_chunks(s.q_len) * call.readers * splits;
-  return units;
+  if (index >= s.tiles) return;
+  const bool checks = reports && selects(p.role);
+  const bool attends = kSparse && wants_sparse && attends_to_sets(p.role);
+  if (!checks && !attends) return;
+  const StepTile tile = load_tile(call, s, b, index);
+  if (checks && tile.clamped) status |= kStatusCapacityClamped;
+  if (!attends) return;
+  const int32_t longest = longest_list<unroll>(call, s, tile, first, step, largest);
+  const UnitTile units = sparse_tile(call, s, tile, b, longest);
+  sparse = units;
+  sparse_units = divide_up(longest, units.split * units.unit_splits) * units.row_chunks * call.readers;
 }
 
-/// Largest score (finite) and sum of 2^(score - largest) of one row over its partial results; a warp's lanes
-/// share it.
+/// Adds what another part of a row's keys left to what came before: the largest score (finite once added) and
+/// the sums of 2^(score - largest). Every merge of partial results is a chain of these, so results do not
+/// depend on where they are added.
+struct Merge {
+  float top, old_factor, new_factor;
+};
+__device__ inline Merge merge_tops(float top, float other) {
+  const float all = fmaxf(fmaxf(top, other), -FLT_MAX);
+  return {all, exp2_fast(top - all), exp2_fast(other - all)};
+}
+__device__ inline float merge_sums(const Merge& merge, float sum, float other) {
+  return __fmaf_rn(sum, merge.old_factor, __fmul_rn(other, merge.new_factor));
+}
+
+/// Largest score (finite) and sum of 2^(score - largest) of one row over its partial results, one a split or
+/// one a group of splits; a warp's lanes share it.
 struct RowStats {
   float top, total;
 };
-__device__ inline RowStats merge_stats(const float2* parts, int32_t count) {
+__device__ inline RowStats merge_stats(const float2* parts, int32_t splits, bool by_groups) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  float top = -FLT_MAX, total = 0;
-#pragma unroll 4
-  for (int32_t i = lane; i < count; i += 32) {
-    const float2 part = parts[i];
-    const float larger = fmaxf(top, part.x);
-    total = total * exp2_fast(top - larger) + part.y * exp2_fast(part.x - larger);
-    top = larger;
+  float top = -INFINITY, total = 0;
+  const auto add = [](float& top, float& total, float2 part) {
+    const Merge merge = merge_tops(top, part.x);
+    top = merge.top;
+    total = merge_sums(merge, total, part.y);
+  };
+#pragma unroll 1
+  for (int32_t group = lane; group * kSplitGroup < splits; group += 32) {
+    float2 all = make_float2(-INFINITY, 0);
+    if (by_groups) {
+      all = parts[group];
+    } else {
+      float2 of_split[kSplitGroup];
+#pragma unroll
+      for (int j = 0; j < kSplitGroup; ++j) {
+        const int32_t i = group * kSplitGroup + j;
+        of_split[j] = i < splits ? parts[i] : make_float2(-INFINITY, 0);
+      }
+#pragma unroll
+      for (int j = 0; j < kSplitGroup; ++j)
+        if (group * kSplitGroup + j < splits) add(all.x, all.y, of_split[j]);
+    }
+    add(top, total, all);
   }
-  float all = top;
+  float all = fmaxf(top, -FLT_MAX);
   for (int step = 16; step > 0; step /= 2) all = fmaxf(all, __shfl_xor_sync(0xFFFFFFFFu, all, step));
   total *= exp2_fast(top - all);
   for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
   return {all, total};
+}
+
+/// find_sequence() by a whole warp: 32 probes at a time.
+__device__ inline int32_t find_by_warp(const int32_t* begin, int32_t count, int32_t x) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  int32_t low = 0;
+#pragma unroll 1
+  while (count > 1) {
+    const int32_t step = divide_up(count, 32), at = lane * step;
+    const unsigned before = __ballot_sync(0xFFFFFFFFu, at < count && begin[low + at] <= x);
+    const int32_t skipped = (__popc(before) - 1) * step;
+    low += skipped;
+    count = min(step, count - skipped);
+  }
+  return low;
 }
 
 /// The sequence b in [0, batch) with begin[b] <= x < begin[b + 1].

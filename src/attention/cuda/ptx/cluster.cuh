@@ -8,8 +8,12 @@
 
 namespace kascade::cuda {
 
-/// Announces that the thread's writes so far may be read; every arrival is followed by one wait.
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+/// Announces that the thread's writes to shared memory so far may be read; every arrival is followed by one
+/// wait. Writes to global memory, which would take longer, are left out.
+__device__ inline void cluster_arrive() {
+  asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 /// Until all threads of the cluster have arrived.
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ inline void cluster_sync() {

@@ -23,6 +23,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+/// An 8x8 matrix of 16-bit elements, row l / 4 and columns 2 (l % 4), + 1 in lane l, transposed.
+__device__ inline uint32_t transpose_matrix(uint32_t matrix) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
+}
+
 /// c[16x8] += a[16x16] b[16x8].
 template <class T>
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

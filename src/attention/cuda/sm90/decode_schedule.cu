@@ -6,13 +6,21 @@
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
+#include "attention/cuda/ptx/async_copy.cuh"
 #include "attention/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 namespace {
 
 constexpr int kMostScheduleThreads = 1024;
-constexpr int kMergeWarps = 8;
+// Groups of splits are added up in so many chains, group g in chain g % kChains; then the chains are merged
+// in order.
+constexpr int kChains = 8;
+// Threads of merges that a multiprocessor has room for; one block then fits beside a pass over keys, and
+// finds out what to do meanwhile.
+constexpr int kMergeThreads = 1024;
+// Rows and heads from which on a block has a warp for two chains: more blocks run at once.
+constexpr int64_t kManyRows = 1024;
 constexpr float kLn2 = 0.693147180559945f;
 
 /// Inclusive sums over the block; carry is what came before and is advanced.
@@ -33,23 +41,29 @@ __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry
   return before + value;
 }
 
-__global__ void __launch_bounds__(kMostScheduleThreads)
+__global__ void __launch_bounds__(kMostScheduleThreads, 1)
     schedule_kernel(const __grid_constant__ DecodeCall call) {
   __shared__ int32_t warp_sums[kMostScheduleThreads / 32];
   allow_next_kernel();
   int32_t dense_before = 0, sparse_before = 0;
   uint32_t status = 0;
-  for (int32_t first = 0; first < call.params.batch; first += static_cast<int32_t>(blockDim.x)) {
-    const int32_t b = first + static_cast<int32_t>(threadIdx.x);
-    Units units;
-    if (b < call.params.batch)
-      units = count_units<8>(
-          call, b, 0, 1, [](int32_t own) { return own; }, &status);
-    const int32_t dense = running_sum(units.dense, warp_sums, &dense_before);
-    const int32_t sparse = running_sum(units.sparse, warp_sums, &sparse_before);
-    if (b >= call.params.batch) continue;
-    call.dense_units[b + 1] = dense;
-    call.sparse_units[b + 1] = sparse;
+  const int32_t entries = call.params.batch * call.tiles;
+  // Where the counts of the sets probably are; they would be asked for only when the lengths are known.
+  if (call.params.role == Role::kReuse &&
+      static_cast<int32_t>(threadIdx.x) < min(entries, static_cast<int32_t>(call.maxima.tiles)))
+    prefetch(call.params.counts + int64_t{threadIdx.x} * call.sets);
+  for (int32_t first = 0; first < entries; first += static_cast<int32_t>(blockDim.x)) {
+    const int32_t entry = first + static_cast<int32_t>(threadIdx.x);
+    int32_t dense_units = 0, sparse_units = 0;
+    if (entry < entries)
+      schedule_tile<true, true, 8>(
+          call, entry, 0, 1, [](int32_t own) { return own; }, call.dense_tiles[entry], dense_units,
+          call.sparse_tiles[entry], sparse_units, true, true, status);
+    const int32_t dense = running_sum(dense_units, warp_sums, &dense_before);
+    const int32_t sparse = running_sum(sparse_units, warp_sums, &sparse_before);
+    if (entry >= entries) continue;
+    call.dense_units[entry + 1] = dense;
+    call.sparse_units[entry + 1] = sparse;
   }
   if (threadIdx.x == 0) {
     call.dense_units[0] = call.sparse_units[0] = 0;
@@ -72,15 +86,109 @@ __device__ void store_out(const AttentionParams& p, int64_t offset, float value)
   }
 }
 
-/// One block per query row and head. Warp w sums splits w, w + 8, ...; then the warps' sums are added in
-/// order.
-template <int D>
-__global__ void __launch_bounds__(kMergeWarps * 32)
+/// A row's partial result, kPerLane values a lane in the order in which units store them.
+template <int kPerLane>
+struct RowPart {
+  float top, sum;
+  float out[kPerLane];
+};
+
+template <int kPerLane>
+__device__ void load_part(const float2* stats, const float* out, int32_t index, bool exists, int lane,
+                          RowPart<kPerLane>& part) {
+  part.top = -INFINITY;
+  part.sum = 0;
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) part.out[e] = 0;
+  if (!exists) return;
+  const float2 stat = stats[index];
+  part.top = stat.x;
+  part.sum = stat.y;
+  const float* from = out + int64_t{index} * (32 * kPerLane) + lane * kPerLane;
+  if constexpr (kPerLane == 2) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    part.out[0] = two.x;
+    part.out[1] = two.y;
+  } else {
+#pragma unroll
+    for (int e = 0; e < kPerLane; e += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + e);
+      part.out[e] = four.x;
+      part.out[e + 1] = four.y;
+      part.out[e + 2] = four.z;
+      part.out[e + 3] = four.w;
+    }
+  }
+}
+
+template <int kPerLane>
+__device__ void add_part(RowPart<kPerLane>& all, const RowPart<kPerLane>& part) {
+  const Merge merge = merge_tops(all.top, part.top);
+  all.top = merge.top;
+  all.sum = merge_sums(merge, all.sum, part.sum);
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) all.out[e] = merge_sums(merge, all.out[e], part.out[e]);
+}
+
+/// What the merge of one row and head has to know.
+struct MergeRow {
+  int32_t splits = 0;  // of its list; 0: nothing to merge
+  bool by_groups = false;
+  bool exists = false;
+};
+
+/// A row of sequence b of a pass that finds its units by itself.
+__device__ inline MergeRow find_merge(const DecodeCall& call, int32_t b, int32_t row, int32_t reader,
+                                      bool sparse) {
+  const StepSequence s = load_sequence(call, b);
+  const int32_t r = row - s.row_begin;
+  MergeRow merge;
+  merge.exists = r < s.q_len;
+  if (!merge.exists) return merge;
+  const SplitRule& rule = sparse ? call.sparse_rule : call.dense_rule;
+  int32_t keys = s.kv_len, longest = s.kv_len;  // of the list, and of the one that decides on splits
+  if (sparse) {
+    const StepTile tile = load_tile(call, s, b, rows_are_tiles(call) ? r : 0);
+    keys = member_count(call, tile, reader) + own_keys(call, s, tile);
+    longest = longest_list(call, s, tile);
+  }
+  const int32_t split = split_keys(rule, longest);
+  merge.splits = divide_up(keys, split);
+  merge.by_groups = splits_of_unit(rule, divide_up(longest, split), b, call.params.batch) > 1;
+  return merge;
+}
+
+/// The same from what the schedule has found.
+__device__ inline MergeRow load_merge(const DecodeCall& call, int32_t b, int32_t row, int32_t reader,
+                                      bool sparse) {
+  const AttentionParams& p = call.params;
+  const int32_t r = row - max(p.cu_seqlens_q[b], 0);
+  const bool own_tile = sparse && rows_are_tiles(call);
+  MergeRow merge;
+  if (own_tile && r >= call.tiles) return merge;
+  const int32_t entry = b * call.tiles + (own_tile ? r : 0);
+  const UnitTile tile = (sparse ? call.sparse_tiles : call.dense_tiles)[entry];
+  merge.exists = own_tile || r < tile.rows;
+  if (!merge.exists) return merge;
+  int32_t members = tile.members;
+  if (sparse && p.role == Role::kReuse && tile.set >= 0)
+    members = max(0, min(p.counts[int64_t{tile.set} * call.sets + set_of_reader(call, reader)], p.capacity));
+  merge.splits = divide_up(members + tile.own, tile.split);
+  merge.by_groups = tile.unit_splits > 1;
+  return merge;
+}
+
+/// One block per query row and head. A warp adds up the groups of its chains, and the splits of each group
+/// one after the other unless the group's unit has; then the chains are merged in order.
+template <int D, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, (D == 256 ? 512 : kMergeThreads) / (kWarps * 32))
     merge_kernel(const __grid_constant__ DecodeCall call, bool sparse) {
   constexpr int kPerLane = D / 32;
-  // Splits whose sums a warp asks for before it knows what they are worth.
-  constexpr int kAhead = 4;
-  __shared__ float sums[kMergeWarps][D];
+  constexpr int kOwnChains = kChains / kWarps;
+  constexpr int kAtOnce = 4;  // parts that are asked for before the first is added
+  static_assert(kSplitGroup == kAtOnce && kAtOnce % kOwnChains == 0);
+  __shared__ float sums[kChains][D];
+  __shared__ float2 tops[kChains];
   const AttentionParams& p = call.params;
   const int32_t row = static_cast<int32_t>(blockIdx.x) / p.query_heads;
   const int32_t head = static_cast<int32_t>(blockIdx.x) % p.query_heads;
@@ -89,56 +197,68 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
   // Mostly every sequence has one row; a search is a chain of loads.
   const bool in_order = row < p.batch && p.cu_seqlens_q[row] == row && p.cu_seqlens_q[row + 1] == row + 1;
   const int32_t b = in_order ? row : find_sequence(p.cu_seqlens_q, p.batch, row);
-  const StepSequence s = load_sequence(call, b);
-  const int32_t r = row - s.row_begin;
-  if (r >= s.q_len) return;
-
-  int32_t splits;
-  if (sparse) {
-    const StepTile tile = load_tile(call, s, b, rows_are_tiles(call) ? r : 0);
-    const int32_t longest = longest_list(call, s, tile);
-    const int32_t reader = call.reader_heads == call.group ? head / call.group : head;
-    const int32_t keys = member_count(call, tile, reader) + own_keys(call, s, tile);
-    splits = divide_up(keys, split_keys(call.sparse_rule, longest));
-  } else {
-    splits = split_count(call.dense_rule, s.kv_len);
-  }
+  const int32_t reader = call.reader_heads == call.group ? head / call.group : head;
+  const MergeRow merge = finds_units(call, sparse) ? find_merge(call, b, row, reader, sparse)
+                                                   : load_merge(call, b, row, reader, sparse);
+  if (!merge.exists) return;
+  const int32_t splits = merge.splits, groups = divide_up(splits, kSplitGroup);
   const int64_t first =
       (int64_t{row} * p.query_heads + head) * (sparse ? call.sparse_splits : call.dense_splits);
   const float2* stats = call.partial_stats + first;
   const float* out = call.partial_out + first * D;
-  // All that is above comes from the caller's arrays.
+  // All that is above comes from the caller's arrays, or from the schedule.
   wait_for_previous_kernel();
-  float ahead[kAhead][kPerLane];
+  RowPart<kPerLane> all[kOwnChains];
 #pragma unroll
-  for (int j = 0; j < kAhead; ++j)
-    if (warp + j * kMergeWarps < splits) {
+  for (int c = 0; c < kOwnChains; ++c) all[c] = {-INFINITY, 0, {}};
+  if (merge.by_groups) {
+#pragma unroll 1
+    for (int32_t group = warp; group < groups; group += kWarps * kAtOnce) {
+      RowPart<kPerLane> parts[kAtOnce];
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e)
-        ahead[j][e] = out[int64_t{warp + j * kMergeWarps} * D + e * 32 + lane];
+      for (int j = 0; j < kAtOnce; ++j)
+        load_part(stats, out, group + j * kWarps, group + j * kWarps < groups, lane, parts[j]);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (group + j * kWarps < groups) add_part(all[j % kOwnChains], parts[j]);
     }
-  const auto [top, total] = merge_stats(stats, splits);
-  float sum[kPerLane] = {};
+  } else {
+#pragma unroll 1
+    for (int32_t round = warp; round < groups; round += kChains) {
 #pragma unroll
-  for (int j = 0; j < kAhead; ++j)
-    if (warp + j * kMergeWarps < splits) {
-      const float factor = exp2_fast(stats[warp + j * kMergeWarps].x - top);
+      for (int c = 0; c < kOwnChains; ++c) {
+        const int32_t i = (round + c * kWarps) * kSplitGroup;
+        if (i >= splits) break;
+        RowPart<kPerLane> of_group = {-INFINITY, 0, {}};
+        RowPart<kPerLane> parts[kAtOnce];
 #pragma unroll
-      for (int e = 0; e < kPerLane; ++e) sum[e] += factor * ahead[j][e];
+        for (int j = 0; j < kAtOnce; ++j) load_part(stats, out, i + j, i + j < splits, lane, parts[j]);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          if (i + j < splits) add_part(of_group, parts[j]);
+        add_part(all[c], of_group);
+      }
     }
-#pragma unroll 4
-  for (int32_t i = warp + kAhead * kMergeWarps; i < splits; i += kMergeWarps) {
-    const float factor = exp2_fast(stats[i].x - top);
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) sum[e] += factor * out[int64_t{i} * D + e * 32 + lane];
   }
 #pragma unroll
-  for (int e = 0; e < kPerLane; ++e) sums[warp][e * 32 + lane] = sum[e];
+  for (int c = 0; c < kOwnChains; ++c) {
+    const int chain = warp + c * kWarps;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) sums[chain][stored_dimension(lane * kPerLane + e)] = all[c].out[e];
+    if (lane == 0) tops[chain] = make_float2(all[c].top, all[c].sum);
+  }
   __syncthreads();
-  for (int d = static_cast<int>(threadIdx.x); d < D; d += kMergeWarps * 32) {
+  float top = -INFINITY, total = 0;
+#pragma unroll
+  for (int c = 0; c < kChains; ++c) {
+    const Merge step = merge_tops(top, tops[c].x);
+    top = step.top;
+    total = merge_sums(step, total, tops[c].y);
+  }
+  for (int d = static_cast<int>(threadIdx.x); d < D; d += kWarps * 32) {
     float value = 0;
 #pragma unroll
-    for (int w = 0; w < kMergeWarps; ++w) value += sums[w][d];
+    for (int c = 0; c < kChains; ++c) value += exp2_fast(tops[c].x - top) * sums[c][d];
     // Rows that see no key have a total of 0; a NaN total stays one.
     value = total == 0 ? 0 : value / total * p.v_scale;
     store_out(p, row * p.out_row_stride + head * p.out_head_stride + d, value);
@@ -147,12 +267,19 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
     p.lse[row * p.lse_row_stride + head] = total == 0 ? -INFINITY : (top + log2f(total)) * kLn2;
 }
 
-template <int D>
-void launch_merge_kernel(const DecodeCall& call, bool sparse, cudaStream_t stream) {
+template <int D, int kWarps>
+void launch_merge_warps(const DecodeCall& call, bool sparse, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = call.maxima.total_q * call.params.query_heads;
-  shape.threads = kMergeWarps * 32;
-  launch("decode_merge", merge_kernel<D>, shape, stream, call, sparse);
+  shape.threads = kWarps * 32;
+  launch("decode_merge", merge_kernel<D, kWarps>, shape, stream, call, sparse);
+}
+
+template <int D>
+void launch_merge_kernel(const DecodeCall& call, bool sparse, cudaStream_t stream) {
+  if (call.maxima.total_q * call.params.query_heads >= kManyRows)
+    return launch_merge_warps<D, 4>(call, sparse, stream);
+  launch_merge_warps<D, 8>(call, sparse, stream);
 }
 
 }  // namespace
@@ -160,7 +287,7 @@ void launch_merge_kernel(const DecodeCall& call, bool sparse, cudaStream_t strea
 void launch_schedule(const DecodeCall& call, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = 1;
-  shape.threads = std::min(kMostScheduleThreads, divide_up(call.params.batch, 32) * 32);
+  shape.threads = std::min(kMostScheduleThreads, divide_up(call.params.batch * call.tiles, 32) * 32);
   shape.chained = false;
   launch("decode_schedule", schedule_kernel, shape, stream, call);
 }

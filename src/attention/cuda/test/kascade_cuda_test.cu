@@ -391,6 +391,38 @@ void test_batch_invariance() {
   }
 }
 
+/// In large batches warps merge groups of splits on their own, in all but the last sequences, if up to 8 rows
+/// share keys; others are cut otherwise.
+void test_groups_of_splits() {
+  struct Shape {
+    int32_t query_heads, rows;
+  };
+  for (const Role role : {Role::kDense, Role::kLayer0, Role::kAnchor})
+    for (const Shape shape : {Shape{8, 1}, Shape{8, 3}, Shape{16, 3}}) {
+      Case c;
+      c.role = role;
+      c.query_heads = shape.query_heads;
+      c.kv_heads = 4;
+      c.head_dim = 128;
+      c.budget = default_budget(3000);
+      c.q_lens.assign(600, 1);
+      c.kv_lens.assign(600, 40);
+      c.q_lens[0] = c.q_lens[2] = shape.rows;
+      c.kv_lens[0] = 2100;
+      c.kv_lens[2] = 2049;
+      c.kv_lens[599] = 2100;
+      c.name = text("groups of splits, role %d, heads %d, %d rows", int(role), shape.query_heads, shape.rows);
+      const Outcome all = run_case(c, Placement{});
+      Case one = c;
+      one.q_lens = {shape.rows};
+      one.kv_lens = {2100};
+      one.name += ", alone";
+      const Outcome alone = run_case(one, Placement{});
+      const auto values = static_cast<int64_t>(alone.out.size());
+      EXPECT(same_bits({all.out.begin(), all.out.begin() + values}, alone.out), "a sequence differs alone");
+    }
+}
+
 void test_large_batch() {
   Case c;
   c.query_heads = 2;
@@ -614,12 +646,12 @@ void test_spare_multiprocessors() {
   }
 }
 
-/// Every instantiation once: types, head dimensions, one and two row tiles, all roles.
+/// Every instantiation once: types, head dimensions, 8, 16 and 32 rows a unit, all roles.
 void test_instantiations() {
   for (const Role role : {Role::kLayer0, Role::kAnchor})
     for (const DType dtype : {DType::kBF16, DType::kF16})
       for (const int32_t d : {64, 128, 256})
-        for (const int rows : {1, 5}) {
+        for (const int rows : {1, 3, 5}) {
           Case c;
           c.role = role;
           c.dtype = dtype;
@@ -642,6 +674,7 @@ const Registered kTests[] = {{10, "refusals", test_refusals, "host all sanitize"
                              {10, "long", test_long, "all"},
                              {10, "far pages", test_far_pages, "all"},
                              {10, "batch invariance", test_batch_invariance, "all"},
+                             {10, "groups of splits", test_groups_of_splits, "all"},
                              {10, "large batch", test_large_batch, "all"},
                              {10, "graph and clamping", test_graph_and_clamping, "all sanitize"},
                              {10, "reuse of own sets", test_reuse_of_own_sets, "all sanitize"},

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a warp of a pass over keys computes (docs/kernels/decode.md): scores of a chunk of keys, their softmax
+// and the weighted values of a unit's query rows.
+#pragma once
+
+#include "attention/cuda/common/call.h"
+#include "attention/cuda/common/sequence.cuh"
+#include "attention/cuda/ptx/mma.cuh"
+#include "attention/cuda/sm90/decode_unit.cuh"
+
+namespace kascade::cuda {
+
+// A row's reference score moves only when a score passes it by this much (log2): 2^8 is harmless in any type.
+constexpr float kReferenceSlack = 8.0f;
+
+/// A stored score: its distance below the chunk's top, in the low 16 bits. A NaN becomes kScoreFarBelow, as
+/// does everything when the top is -inf.
+__device__ inline uint32_t score_code(float top, float score) {
+  const float steps = fminf(fmaf(score, -kScoreSteps, top * kScoreSteps), static_cast<float>(kScoreFarBelow));
+  return __float_as_uint(steps + 8388608.0f);  // 2^23: rounds, without the slow conversion to an integer
+}
+__device__ inline uint32_t code_pair(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x5410); }
+/// Four keys a thread, one 32-byte sector a row.
+__device__ inline void store_codes(const DecodeCall& call, int64_t row, int32_t key, int quad, uint2 codes) {
+  *reinterpret_cast<uint2*>(call.score_codes + row * call.score_stride + key + 4 * quad) = codes;
+}
+__device__ inline void store_top(const DecodeCall& call, int64_t row, int32_t key, float top) {
+  call.score_tops[(row * call.score_stride + key) / kChunkKeys] = top;
+}
+
+/// The computing side of the pass without values: scores of up to kRows query rows and their sums. Query rows
+/// are the rows of the products: a thread holds rows lane / 4 and lane / 4 + 8 of each tile of 16, and of
+/// every chunk the keys 4 (lane % 4) .. + 3.
+template <class T, int D, int kRows>
+class ScoreComputer {
+  static constexpr int kTiles = kRows / 16;
+
+ public:
+  __device__ ScoreComputer(const DecodeCall& call, int lane) : call_(call), lane_(lane) {}
+
+  /// Whether a unit must begin before the next stage.
+  __device__ bool idle() const { return chunks_left_ == 0; }
+
+  __device__ void begin(const Unit& unit) {
+    const AttentionParams& p = call_.params;
+    rows_ = unit.rows;
+    first_limit_ = unit.limit;
+    keeps_scores_ = unit.keep_scores != 0;
+    chunks_left_ = unit.chunks;
+    key_ = unit.key_begin;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = row_of(t, half);
+        const bool exists = i < unit.rows;
+        const int n = unit.first + i;
+        const int64_t q_row = unit.q_row + n / call_.group, head = unit.head_begin + n % call_.group;
+        limit_[t][half] = exists ? unit.limit + n / call_.group - unit.first / call_.group : 0;
+        row_[t][half] = static_cast<int32_t>(q_row * p.query_heads + head);
+        const uint32_t* q = reinterpret_cast<const uint32_t*>(
+            static_cast<const T*>(p.q) + q_row * p.q_row_stride + head * p.q_head_stride);
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step) {
+          q_[t][step][half] = exists ? q[step * 8 + lane_ % 4] : 0;
+          q_[t][step][half + 2] = exists ? q[step * 8 + 4 + lane_ % 4] : 0;
+        }
+        top_[t][half] = -INFINITY;
+        sum_[t][half] = 0;
+      }
+  }
+
+  /// A row for a unit that goes nowhere.
+  __device__ void rehearse() {
+    rows_ = 1;
+    first_limit_ = INT32_MAX;
+  }
+
+  /// Adds one stage of keys; exists: bit k is set when its key k exists.
+  __device__ void add_stage(uint32_t keys, uint32_t exists) {
+    float s[kTiles][2][4];
+    score(s, keys);
+    mask(s, exists);
+    softmax(s);
+    key_ += kChunkKeys;
+    --chunks_left_;
+  }
+
+  /// Writes the unit's partial results.
+  __device__ void finish(const Unit& unit) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = sum_[t][half];
+        sum += __shfl_xor_sync(kFullWarp, sum, 1);
+        sum += __shfl_xor_sync(kFullWarp, sum, 2);
+        if (row_of(t, half) >= rows_ || (lane_ & 3) != 0) continue;
+        call_.partial_stats[int64_t{row_[t][half]} * call_.dense_splits + unit.part] =
+            make_float2(top_[t][half], sum);
+      }
+  }
+
+ private:
+  __device__ int row_of(int tile, int half) const { return tile * 16 + half * 8 + lane_ / 4; }
+
+  __device__ void score(float (&s)[kTiles][2][4], uint32_t keys) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[t][n][e] = 0;
+    // Even and odd steps sum apart: a product waits for the one before it in its chain.
+    float odd[kTiles][2][4] = {};
+    const uint32_t lane_keys =
+        keys + piece_offset<D>((lane_ >> 4) * 8 + (lane_ & 7), static_cast<int>(lane_ >> 3 & 1));
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+      uint32_t k[4];
+      load_matrices(k, lane_keys ^ static_cast<uint32_t>(step * 32));
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        multiply_add<T>(step % 2 == 0 ? s[t][0] : odd[t][0], q_[t][step], k[0], k[1]);
+        multiply_add<T>(step % 2 == 0 ? s[t][1] : odd[t][1], q_[t][step], k[2], k[3]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[t][n][e] = (s[t][n][e] + odd[t][n][e]) * call_.scale_log2;
+  }
+
+  /// -inf for keys that do not exist or that a row may not see.
+  __device__ void mask(float (&s)[kTiles][2][4], uint32_t exists) const {
+    if (exists == 0xFFFFu && key_ + kChunkKeys <= first_limit_) return;
+    const int key = 4 * (lane_ & 3);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int k = key + 2 * n + (e & 1);
+          if ((exists >> k & 1u) == 0 || key_ + k >= limit_[t][e >> 1]) s[t][n][e] = -INFINITY;
+        }
+  }
+
+  /// Stores the scores and adds up 2^(score - reference) of each row.
+  __device__ void softmax(const float (&s)[kTiles][2][4]) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // No row of the unit lies here.
+        if (t * 16 + half * 8 >= rows_) continue;
+        const float* a = &s[t][0][2 * half];
+        const float* b = &s[t][1][2 * half];
+        float top = fmaxf(fmaxf(a[0], a[1]), fmaxf(b[0], b[1]));
+        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
+        if (keeps_scores_ && row_of(t, half) < rows_) {
+          const auto code = [top](float x) { return score_code(top, x); };
+          store_codes(call_, row_[t][half], key_, lane_ & 3,
+                      make_uint2(code_pair(code(a[0]), code(a[1])), code_pair(code(b[0]), code(b[1]))));
+          if ((lane_ & 3) == 0) store_top(call_, row_[t][half], key_, top);
+        }
+        float factor = 1;
+        if (top > top_[t][half] + kReferenceSlack) {
+          factor = exp2_fast(top_[t][half] - top);
+          top_[t][half] = top;
+        }
+        const float reference = top_[t][half] == -INFINITY ? 0 : top_[t][half];
+        const float weights = (exp2_fast(a[0] - reference) + exp2_fast(a[1] - reference)) +
+                              (exp2_fast(b[0] - reference) + exp2_fast(b[1] - reference));
+        sum_[t][half] = sum_[t][half] * factor + weights;
+      }
+  }
+
+  const DecodeCall& call_;
+  const int lane_;
+  int32_t key_ = 0;  // index in the list of the next chunk's first key
+  int32_t chunks_left_ = 0;
+  // Of the unit; first_limit_: keys that its first row sees.
+  int32_t rows_ = 0, first_limit_ = 0;
+  bool keeps_scores_ = false;
+  int32_t limit_[kTiles][2];  // keys of the list that the row sees
+  int32_t row_[kTiles][2];    // row of q times H plus head
+  uint32_t q_[kTiles][D / 16][4];
+  float top_[kTiles][2], sum_[kTiles][2];
+};
+
+/// The computing side of the passes with values. Keys, then dimensions, are the rows of the products, so that
+/// eight query rows need no padding: of each tile of eight rows a thread holds rows 2 (lane % 4) and the
+/// next, of every chunk the keys first_key() and first_key() + 2, and of the output the dimensions lane / 4 +
+/// 8 i.
+template <class T, int D, int kRows, Pass pass>
+class ValueComputer {
+  static constexpr int kTiles = kRows / 8;
+  // A group's earlier splits are kept in registers, which more rows need themselves.
+  static constexpr bool kTakesGroups = kRows == 8;
+  static constexpr bool kSparse = pass == Pass::kSparse;
+
+  struct Rows {
+    float top[kTiles][2], sum[kTiles][2];
+    float out[kTiles][D / 16][4];
+  };
+
+ public:
+  __device__ ValueComputer(const DecodeCall& call, int lane) : call_(call), lane_(lane) {}
+
+  __device__ bool idle() const { return chunks_left_ == 0; }
+
+  __device__ void begin(const Unit& unit) {
+    const AttentionParams& p = call_.params;
+    const int heads = kSparse ? call_.reader_heads : call_.group;
+    rows_ = unit.rows;
+    first_limit_ = unit.limit;
+    keeps_scores_ = unit.keep_scores != 0;
+    chunks_left_ = unit.chunks;
+    split_chunks_ = split_left_ = unit.split_chunks;
+    key_ = unit.key_begin;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int i = t * 8 + lane_ / 4;
+      const bool exists = i < unit.rows;
+      const int n = unit.first + i, r = n / heads;
+      const int64_t q_row = unit.q_row + r, head = unit.head_begin + n - r * heads;
+      const int32_t limit = exists ? unit.limit + r - (unit.first > 0 ? unit.first / heads : 0) : 0;
+      q_row_[t] = static_cast<int32_t>(q_row * p.query_heads + head);
+      const uint32_t* q = reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.q) +
+                                                            q_row * p.q_row_stride + head * p.q_head_stride);
+#pragma unroll
+      for (int step = 0; step < D / 16; ++step) {
+        q_[t][step][0] = exists ? q[step * 8 + lane_ % 4] : 0;
+        q_[t][step][1] = exists ? q[step * 8 + 4 + lane_ % 4] : 0;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) limit_[t][e] = __shfl_sync(kFullWarp, limit, lane_of_row(e));
+    }
+    clear(split_);
+    if constexpr (kTakesGroups) {
+      is_group_ = unit.is_group != 0;
+      if (is_group_) clear(group_);
+    }
+  }
+
+  /// A row for a unit that goes nowhere.
+  __device__ void rehearse() {
+    rows_ = 1;
+    first_limit_ = INT32_MAX;
+  }
+
+  /// Adds one stage of keys and values; exists: bit k is set when its key k exists.
+  __device__ void add_stage(uint32_t keys, uint32_t exists) {
+    float s[kTiles][4];
+    score(s, keys);
+    mask(s, exists);
+    if constexpr (!kSparse) {
+      if (keeps_scores_) store_scores(s);
+    }
+    softmax(s);
+    add_values(s, keys + kChunkKeys * D * 2);
+    key_ += kChunkKeys;
+    --chunks_left_;
+    if constexpr (kTakesGroups) {
+      if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) merge_split();
+    }
+  }
+
+  /// Writes the unit's partial results.
+  __device__ void finish(const Unit& unit) {
+    if constexpr (kTakesGroups) {
+      if (is_group_) return write(group_, unit.part);
+    }
+    add_up(split_);
+    write(split_, unit.part);
+  }
+
+ private:
+  /// A lane whose q_row_ is that of this one's row e.
+  __device__ int lane_of_row(int e) const { return (2 * (lane_ & 3) + e) * 4; }
+  /// Of the chunk; tile_row() puts it into row lane / 4 of the tile.
+  __device__ int first_key() const { return (lane_ >> 3) * 4 + (lane_ >> 2 & 1); }
+
+  __device__ static void clear(Rows& rows) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        rows.top[t][e] = -INFINITY;
+        rows.sum[t][e] = 0;
+      }
+#pragma unroll
+      for (int d = 0; d < D / 16; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rows.out[t][d][e] = 0;
+    }
+  }
+
+  /// The lanes' sums of a row.
+  __device__ static void add_up(Rows& rows) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          rows.sum[t][e] += __shfl_xor_sync(kFullWarp, rows.sum[t][e], step);
+  }
+
+  /// The split's results go into the group's.
+  __device__ void merge_split() {
+    add_up(split_);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Merge merge = merge_tops(group_.top[t][e], split_.top[t][e]);
+        group_.top[t][e] = merge.top;
+        group_.sum[t][e] = merge_sums(merge, group_.sum[t][e], split_.sum[t][e]);
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d)
+#pragma unroll
+          for (int i = e; i < 4; i += 2)
+            group_.out[t][d][i] = merge_sums(merge, group_.out[t][d][i], split_.out[t][d][i]);
+      }
+    clear(split_);
+    split_left_ = split_chunks_;
+  }
+
+  __device__ void write(const Rows& rows, int32_t part) const {
+    const int32_t parts = kSparse ? call_.sparse_splits : call_.dense_splits;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int32_t row = __shfl_sync(kFullWarp, q_row_[t], lane_of_row(e));
+        if (t * 8 + 2 * (lane_ & 3) + e >= rows_) continue;
+        const int64_t at = int64_t{row} * parts + part;
+        if (lane_ < 4) call_.partial_stats[at] = make_float2(rows.top[t][e], rows.sum[t][e]);
+        // Dimensions in the order of stored_dimension(): 128 bytes of a row at a time.
+        float4* out = reinterpret_cast<float4*>(call_.partial_out + at * D) + lane_ / 4;
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i)
+          out[8 * i] = make_float4(rows.out[t][2 * i][e], rows.out[t][2 * i][2 + e],
+                                   rows.out[t][2 * i + 1][e], rows.out[t][2 * i + 1][2 + e]);
+      }
+  }
+
+  __device__ void score(float (&s)[kTiles][4], uint32_t keys) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[t][e] = 0;
+    // Even and odd steps sum apart: a product waits for the one before it in its chain.
+    float odd[kTiles][4] = {};
+    const uint32_t lane_keys = keys + piece_offset<D>(lane_ & 15, lane_ >> 4);
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+      uint32_t k[4];
+      load_matrices(k, lane_keys ^ static_cast<uint32_t>(step * 32));
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        multiply_add<T>(step % 2 == 0 ? s[t] : odd[t], k, q_[t][step][0], q_[t][step][1]);
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[t][e] = (s[t][e] + odd[t][e]) * call_.scale_log2;
+  }
+
+  /// -inf for keys that do not exist or that a row may not see.
+  __device__ void mask(float (&s)[kTiles][4], uint32_t exists) const {
+    if (exists == 0xFFFFu && key_ + kChunkKeys <= first_limit_) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int k = first_key() + 2 * half;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if ((exists >> k & 1u) == 0 || key_ + k >= limit_[t][e]) s[t][2 * half + e] = -INFINITY;
+    }
+  }
+
+  /// The largest over the lanes that share a row.
+  __device__ static float largest(float x) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, step));
+    return x;
+  }
+
+  /// Scores become 2^(score - reference) of their row.
+  __device__ void softmax(float (&s)[kTiles][4]) {
+    bool passed = false;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) passed |= fmaxf(s[t][e], s[t][2 + e]) > split_.top[t][e] + kReferenceSlack;
+    if (__any_sync(kFullWarp, passed)) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float top = largest(fmaxf(s[t][e], s[t][2 + e]));
+          if (!(top > split_.top[t][e] + kReferenceSlack)) continue;
+          const float factor = exp2_fast(split_.top[t][e] - top);
+          split_.top[t][e] = top;
+          split_.sum[t][e] *= factor;
+#pragma unroll
+          for (int d = 0; d < D / 16; ++d) {
+            split_.out[t][d][e] *= factor;
+            split_.out[t][d][2 + e] *= factor;
+          }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float reference = split_.top[t][e] == -INFINITY ? 0 : split_.top[t][e];
+        s[t][e] = exp2_fast(s[t][e] - reference);
+        s[t][2 + e] = exp2_fast(s[t][2 + e] - reference);
+        split_.sum[t][e] += s[t][e] + s[t][2 + e];
+      }
+  }
+
+  __device__ void store_scores(const float (&s)[kTiles][4]) const {
+    const int quad = lane_ & 3;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      uint32_t codes[2][2];  // by half of the keys and row
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float top = largest(fmaxf(s[t][e], s[t][2 + e]));
+        codes[0][e] = score_code(top, s[t][e]);
+        codes[1][e] = score_code(top, s[t][2 + e]);
+        const int32_t row = __shfl_sync(kFullWarp, q_row_[t], lane_of_row(e));
+        if (lane_ < 4 && t * 8 + 2 * quad + e < rows_) store_top(call_, row, key_, top);
+      }
+      const uint2 of_row = make_uint2(transpose_matrix(code_pair(codes[0][0], codes[0][1])),
+                                      transpose_matrix(code_pair(codes[1][0], codes[1][1])));
+      if (t * 8 + lane_ / 4 < rows_) store_codes(call_, q_row_[t], key_, quad, of_row);
+    }
+  }
+
+  __device__ void add_values(const float (&p)[kTiles][4], uint32_t values) {
+    uint32_t weights[kTiles][2];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        weights[t][half] = transpose_matrix(pack_pair<T>(p[t][2 * half], p[t][2 * half + 1]));
+    const uint32_t lane_values = values + piece_offset<D>((lane_ >> 4) * 8 + (lane_ & 7), lane_ >> 3 & 1);
+#pragma unroll
+    for (int d = 0; d < D / 16; ++d) {
+      uint32_t v[4];
+      load_matrices_transposed(v, lane_values ^ static_cast<uint32_t>(d * 32));
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) multiply_add<T>(split_.out[t][d], v, weights[t][0], weights[t][1]);
+    }
+  }
+
+  const DecodeCall& call_;
+  const int lane_;
+  int32_t key_ = 0;  // index in the list of the next chunk's first key
+  int32_t chunks_left_ = 0;
+  // Of the unit; first_limit_: keys that its first row sees.
+  int32_t rows_ = 0, first_limit_ = 0, split_chunks_ = 0, split_left_ = 0;
+  bool keeps_scores_ = false, is_group_ = false;
+  int32_t limit_[kTiles][2];  // keys of the list that the row sees
+  int32_t q_row_[kTiles];     // row of q times H plus head, of row lane / 4
+  uint32_t q_[kTiles][D / 16][2];
+  Rows split_, group_;  // group_: of splits before this one
+};
+
+}  // namespace kascade::cuda
