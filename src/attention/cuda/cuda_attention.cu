@@ -48,13 +48,11 @@ size_t lay_out(DecodeCall& call, std::byte* base) {
   const int64_t rows = call.maxima.total_q * p.query_heads;
   const int64_t dense_splits = p.role == Role::kReuse ? 0 : call.dense_splits;
   const int64_t sparse_splits = attends_to_sets(p.role) ? call.sparse_splits : 0;
-  const int64_t tiles = int64_t{p.batch} * call.tiles;
-  if (!finds_units(call, false)) {
+  if (!call.self_scheduled) {
+    const int64_t tiles = int64_t{p.batch} * call.tiles;
     take(call.dense_units, tiles + 1);
-    take(call.dense_tiles, tiles);
-  }
-  if (!finds_units(call, true)) {
     take(call.sparse_units, tiles + 1);
+    take(call.dense_tiles, tiles);
     take(call.sparse_tiles, tiles);
   }
   take(call.counters, 2);
@@ -74,13 +72,10 @@ size_t lay_out(DecodeCall& call, std::byte* base) {
 namespace {
 
 /// Measured on an H200 (docs/kernels/decode.md): enough splits that one sequence keeps the GPU busy, and no
-/// more, as every unit costs a few microseconds of its warp and a partial result. rows: of a unit; more than
-/// eight leave no registers for groups, so their splits are larger.
-SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows, bool self_scheduled) {
-  const bool few_rows = rows <= 8;
-  const int32_t warps = head_dim == 64 ? 2048 : 1024;  // of the GPU
+/// more, as every unit costs a few microseconds of its warp and a partial result. rows: of a unit; more of
+/// them leave more behind.
+SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows) {
   SplitRule rule;
-  rule.lists = lists;
   switch (pass) {
     case Pass::kScore:
       rule.units = 2048;
@@ -89,28 +84,28 @@ SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows, b
       break;
     case Pass::kDense:
       rule.units = 1024;
-      rule.least = few_rows ? 256 : 512;
-      rule.most = few_rows ? 1024 : 2048;
-      rule.group_units = few_rows ? 6 * warps : 0;
+      rule.least = 256;
+      rule.most = 1024;
       break;
     case Pass::kSparse:
-      rule.units = few_rows ? 512 : 256;
+      rule.units = rows <= 8 ? 512 : 256;
       rule.least = 64;
-      rule.most = few_rows ? 256 : 512;
-      rule.group_units = few_rows ? warps / 4 * 3 : 0;
+      rule.most = rows <= 8 ? 256 : 416;
       break;
   }
   rule.least = rule.least * 128 / head_dim;
   rule.most = rule.most * 128 / head_dim;
-  // Units that are dealt out in turn had better be alike.
-  rule.tail_units = self_scheduled ? 0 : warps;
+  rule.lists = lists;
+  rule.warps = pass == Pass::kScore ? 2048 : 1024 * 128 / std::max(64, std::min(head_dim, 128));
+  // Without values a unit leaves a few bytes, and long units end far apart.
+  rule.takes_groups = pass != Pass::kScore;
   return rule;
 }
 
-/// Calls of up to so many tiles find their units of work in every block, which saves a kernel, and deal them
-/// out in turn, which longer passes do less evenly than a counter.
-constexpr int64_t kSelfScheduled = 8;
-static_assert(kSelfScheduled <= kMostSelfScheduled);
+/// Batches up to this find their units of work in every block, which saves a kernel, and deal them out in
+/// turn, which longer passes do less evenly than a counter.
+int32_t most_self_scheduled(Role role) { return attends_to_sets(role) ? 8 : 2; }
+static_assert(kMostSelfScheduled >= 8);
 
 DecodeCall make_call(const AttentionParams& p) {
   DecodeCall call;
@@ -124,16 +119,15 @@ DecodeCall make_call(const AttentionParams& p) {
   call.tiles = rows_are_tiles(p) && p.role != Role::kDense ? p.max_q_len : 1;
   call.dense_rows = unit_rows(p, p.role != Role::kAnchor, int64_t{p.max_q_len} * group_size(p));
   call.sparse_rows = unit_rows(p, true, int64_t{rows_are_tiles(p) ? 1 : p.max_q_len} * call.reader_heads);
-  call.self_scheduled = int64_t{p.batch} * call.tiles <= kSelfScheduled;
   call.dense_rule = split_rule(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim, p.kv_heads,
-                               call.dense_rows, call.self_scheduled);
-  call.sparse_rule =
-      split_rule(Pass::kSparse, p.head_dim, call.readers, call.sparse_rows, call.self_scheduled);
+                               call.dense_rows);
+  call.sparse_rule = split_rule(Pass::kSparse, p.head_dim, call.readers, call.sparse_rows);
   call.dense_splits = most_splits(call.dense_rule, p.max_kv_len);
   call.sparse_splits = most_splits(call.sparse_rule, int64_t{p.capacity} + p.max_q_len);
   call.score_stride = blocks_of(p.max_kv_len, kScorePadding) * kScorePadding;
   if (p.page_size > 0 && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
+  call.self_scheduled = int64_t{p.batch} * call.tiles <= most_self_scheduled(p.role);
   const int64_t pages = p.page_table != nullptr ? -1 : 0;  // strides of pages that are not there count as 0
   const int64_t k_page = p.k_page_stride & pages, v_page = p.v_page_stride & pages;
   const auto strides = static_cast<uint64_t>(p.k_token_stride | p.v_token_stride | k_page | v_page);

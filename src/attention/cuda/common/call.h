@@ -36,9 +36,9 @@ struct SplitRule {
   int32_t units = 0;  // splits that a tile is cut into if their size allows it, a multiple of kUnitsMultiple
   int32_t least = 0;  // keys of a split
   int32_t most = 0;
-  int32_t lists = 0;        // lists of one tile
-  int32_t group_units = 0;  // units of a call from which on they are groups; 0: never
-  int32_t tail_units = 0;   // so many of the last are cut into single splits
+  int32_t lists = 0;          // lists of one tile
+  int32_t warps = 0;          // that share the last units of a call
+  bool takes_groups = false;  // a unit may be a group
 };
 /// For a >= 0, b > 0.
 __host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) {
@@ -61,13 +61,13 @@ __host__ __device__ inline int32_t split_count(const SplitRule& rule, int32_t le
   return divide_up(length, split_keys(rule, length));
 }
 
-/// Splits of a unit of sequence b, as if all sequences were like it. Groups leave fewer partial results,
-/// single splits keep more warps busy and let warps finish at about the same time.
+/// Splits of a unit of sequence b. Groups leave fewer partial results, single splits share work more evenly:
+/// the last sequences of the batch are cut into splits, so that warps finish at about the same time.
 __host__ __device__ inline int32_t splits_of_unit(const SplitRule& rule, int32_t splits, int32_t b,
                                                   int32_t batch) {
-  const int32_t units = divide_up(splits, kSplitGroup) * rule.lists;
-  if (rule.group_units == 0 || units == 0 || batch < divide_up(rule.group_units, units)) return 1;
-  return b < batch - divide_up(rule.tail_units, units) ? kSplitGroup : 1;
+  if (!rule.takes_groups) return 1;
+  const int32_t tail = divide_up(rule.warps, divide_up(splits, kSplitGroup) * rule.lists);
+  return b < batch - tail ? kSplitGroup : 1;
 }
 
 /// The most splits of one list of up to `longest` keys.
@@ -148,12 +148,6 @@ struct DecodeCall {
 
 /// Lays the workspace out from base (null: only measures) and returns its size.
 size_t lay_out(DecodeCall& call, std::byte* base);
-
-/// Whether the blocks of a pass find out which units there are. A small anchor's first pass does it for the
-/// second, whose blocks partly start late.
-__host__ __device__ inline bool finds_units(const DecodeCall& call, bool sparse) {
-  return call.self_scheduled && !(sparse && call.params.role == Role::kAnchor);
-}
 
 /// Lists that a call may select, and whether they are so long that rank_digits is wanted.
 int64_t select_lists(const DecodeCall& call);

@@ -202,13 +202,11 @@ __device__ inline UnitTile dense_tile(const DecodeCall& call, const StepSequence
 }
 
 /// Units of work of tile `entry` of the batch, every sequence having call.tiles; lanes as for longest_list().
-/// If `reports`, AttentionStatus bits are added to status. The tile of the pass over sets is left out unless
-/// wanted.
+/// If `reports`, AttentionStatus bits are added to status.
 template <bool kDense, bool kSparse, int unroll, class Largest>
 __device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int32_t first, int32_t step,
                                      Largest largest, UnitTile& dense, int32_t& dense_units, UnitTile& sparse,
-                                     int32_t& sparse_units, bool wants_sparse, bool reports,
-                                     uint32_t& status) {
+                                     int32_t& sparse_units, bool reports, uint32_t& status) {
   const AttentionParams& p = call.params;
   const int32_t b = call.tiles == 1 ? entry : entry / call.tiles, index = entry - b * call.tiles;
   const StepSequence s = load_sequence(call, b);
@@ -224,11 +222,10 @@ __device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int3
   }
   if (index >= s.tiles) return;
   const bool checks = reports && selects(p.role);
-  const bool attends = kSparse && wants_sparse && attends_to_sets(p.role);
-  if (!checks && !attends) return;
+  if (!checks && !(kSparse && attends_to_sets(p.role))) return;
   const StepTile tile = load_tile(call, s, b, index);
   if (checks && tile.clamped) status |= kStatusCapacityClamped;
-  if (!attends) return;
+  if (!kSparse || !attends_to_sets(p.role)) return;
   const int32_t longest = longest_list<unroll>(call, s, tile, first, step, largest);
   const UnitTile units = sparse_tile(call, s, tile, b, longest);
   sparse = units;

@@ -42,16 +42,6 @@ __device__ inline int32_t next_dealt(int32_t index) {
   return (next + 1) % first_units() == 0 ? next + 1 - first_units() : next + 1;
 }
 
-/// Inclusive sums over a warp.
-__device__ inline int32_t sum_up_to_lane(int32_t value) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(kFullWarp, value, step);
-    if (static_cast<int32_t>(threadIdx.x) % 32 >= step) value += other;
-  }
-  return value;
-}
-
 /// Units of work of each tile of a self-scheduled call, by one warp.
 template <bool kSparse>
 __device__ void schedule_block(const DecodeCall& call, int32_t* unit_begin, UnitTile* tiles) {
@@ -60,32 +50,28 @@ __device__ void schedule_block(const DecodeCall& call, int32_t* unit_begin, Unit
   // A power of two of lanes for each tile.
   const int32_t lanes = 32 >> (32 - __clz(entries - 1));
   const int32_t entry = lane / lanes;
-  // Once a call.
-  const bool reports = blockIdx.x == 0 && call.params.status != nullptr;
-  const bool for_sets = !kSparse && blockIdx.x == 0 && call.params.role == Role::kAnchor;
+  // Once a call: an anchor's pass over its sets has nothing to add.
+  const bool reports =
+      (!kSparse || call.params.role == Role::kReuse) && blockIdx.x == 0 && call.params.status != nullptr;
   uint32_t status = 0;
-  int32_t dense_units = 0, sparse_units = 0;
-  UnitTile dense = {}, sparse = {};
+  int32_t units = 0, unused = 0;
+  UnitTile tile = {};
   if (entry < entries) {
     const unsigned together = (lanes == 32 ? kFullWarp : (1u << lanes) - 1) << (entry * lanes);
-    schedule_tile<!kSparse, true, 1>(
-        call, entry, lane % lanes, lanes, [&](int32_t own) { return __reduce_max_sync(together, own); },
-        dense, dense_units, sparse, sparse_units, kSparse || for_sets, reports, status);
+    schedule_tile<!kSparse, kSparse, 1>(
+        call, entry, lane % lanes, lanes, [&](int32_t own) { return __reduce_max_sync(together, own); }, tile,
+        kSparse ? unused : units, tile, kSparse ? units : unused, reports, status);
   }
-  const bool writes = lane % lanes == 0 && entry < entries;
-  const int32_t sum = sum_up_to_lane(!writes ? 0 : kSparse ? sparse_units : dense_units);
+  int32_t sum = lane % lanes > 0 ? 0 : units;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
+    if (lane >= step) sum += other;
+  }
   if (lane == 0) unit_begin[0] = 0;
-  if (writes) {
+  if (lane % lanes == 0 && entry < entries) {
     unit_begin[entry + 1] = sum;
-    tiles[entry] = kSparse ? sparse : dense;
-  }
-  if (for_sets) {
-    const int32_t sparse_sum = sum_up_to_lane(writes ? sparse_units : 0);
-    if (lane == 0) call.sparse_units[0] = 0;
-    if (writes) {
-      call.sparse_units[entry + 1] = sparse_sum;
-      call.sparse_tiles[entry] = sparse;
-    }
+    tiles[entry] = tile;
   }
   if (status != 0) atomicOr(call.params.status, status);
 }
@@ -115,9 +101,10 @@ __device__ void find_unit(const DecodeCall& call, const int32_t* block_units, co
                           int32_t index, int32_t* counter, bool lists_are_ready, Unit& slot) {
   constexpr bool kSparse = pass == Pass::kSparse;
   const AttentionParams& p = call.params;
-  const bool found_here = finds_units(call, kSparse);
-  const int32_t* unit_begin = found_here ? block_units : kSparse ? call.sparse_units : call.dense_units;
-  const UnitTile* tiles = found_here ? block_tiles : kSparse ? call.sparse_tiles : call.dense_tiles;
+  const int32_t* unit_begin = call.self_scheduled ? block_units
+                              : kSparse           ? call.sparse_units
+                                                  : call.dense_units;
+  const UnitTile* tiles = call.self_scheduled ? block_tiles : kSparse ? call.sparse_tiles : call.dense_tiles;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t entries = p.batch * call.tiles, end = unit_begin[entries];
   const int32_t readers = kSparse ? call.readers : p.kv_heads;
@@ -398,26 +385,15 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
   // While the first warp looks at the lengths, the others fetch a chunk without keys or compute one, which
   // brings the instructions into the caches: they are most of what a short call would wait for.
   enum Rehearsal { kNone, kFetching, kComputing };
-  // One block of a multiprocessor is enough, and the other may start late.
-  Rehearsal rehearsal = warp == 0 || blockIdx.x >= gridDim.x / Shape::kBlocks ? kNone
-                        : warp % 2 == 1                                       ? kFetching
-                                                                              : kComputing;
-  if (warp > 0 && pass == Pass::kSparse && call.self_scheduled) prefetch_lists(call);
+  Rehearsal rehearsal = warp == 0 ? kNone : warp % 2 == 1 ? kFetching : kComputing;
   if (rehearsal != kNone) {
+    if (pass == Pass::kSparse && call.self_scheduled) prefetch_lists(call);
     if (lane == 0) {
       units[0] = {};
       units[0].chunks = 1;
     }
     __syncwarp();
-    if (rehearsal == kFetching) {
-      fetcher.rehearse();
-    } else {
-      // Scores of zero, which move the reference scores.
-      auto* keys = reinterpret_cast<uint4*>(memory.stages[warp][0]);
-#pragma unroll
-      for (int i = 0; i < Shape::kTileBytes / 16; i += 32) keys[i + lane] = make_uint4(0, 0, 0, 0);
-      __syncwarp();
-    }
+    if (rehearsal == kFetching) fetcher.rehearse();
   }
 #pragma unroll 1
   for (;;) {
@@ -436,7 +412,7 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
       int32_t index;
       if (found == 0) {
         if (!early) wait_for_previous_kernel();
-        if (finds_units(call, pass == Pass::kSparse)) {
+        if (call.self_scheduled) {
           if (warp == 0) schedule_block<pass == Pass::kSparse>(call, memory.unit_begin, memory.tiles);
           __syncthreads();
         }

@@ -13,14 +13,13 @@ namespace kascade::cuda {
 // A row's reference score moves only when a score passes it by this much (log2): 2^8 is harmless in any type.
 constexpr float kReferenceSlack = 8.0f;
 
-/// A stored score: its distance below the chunk's top, in the low 16 bits. A NaN becomes kScoreFarBelow, as
-/// does everything when the top is -inf.
+/// Where the scores of chunk `key` of a row are stored: four keys a thread, one 32-byte sector a row. Codes
+/// are distances below the chunk's top; a NaN becomes kScoreFarBelow, as does everything when the top is
+/// -inf.
 __device__ inline uint32_t score_code(float top, float score) {
-  const float steps = fminf(fmaf(score, -kScoreSteps, top * kScoreSteps), static_cast<float>(kScoreFarBelow));
-  return __float_as_uint(steps + 8388608.0f);  // 2^23: rounds, without the slow conversion to an integer
+  return static_cast<uint32_t>(
+      __float2int_rn(fminf((top - score) * kScoreSteps, static_cast<float>(kScoreFarBelow))));
 }
-__device__ inline uint32_t code_pair(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x5410); }
-/// Four keys a thread, one 32-byte sector a row.
 __device__ inline void store_codes(const DecodeCall& call, int64_t row, int32_t key, int quad, uint2 codes) {
   *reinterpret_cast<uint2*>(call.score_codes + row * call.score_stride + key + 4 * quad) = codes;
 }
@@ -47,6 +46,8 @@ class ScoreComputer {
     first_limit_ = unit.limit;
     keeps_scores_ = unit.keep_scores != 0;
     chunks_left_ = unit.chunks;
+    split_chunks_ = split_left_ = unit.split_chunks;
+    is_group_ = unit.is_group != 0;
     key_ = unit.key_begin;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -65,8 +66,8 @@ class ScoreComputer {
           q_[t][step][half] = exists ? q[step * 8 + lane_ % 4] : 0;
           q_[t][step][half + 2] = exists ? q[step * 8 + 4 + lane_ % 4] : 0;
         }
-        top_[t][half] = -INFINITY;
-        sum_[t][half] = 0;
+        top_[t][half] = group_top_[t][half] = -INFINITY;
+        sum_[t][half] = group_sum_[t][half] = 0;
       }
   }
 
@@ -84,24 +85,51 @@ class ScoreComputer {
     softmax(s);
     key_ += kChunkKeys;
     --chunks_left_;
+    if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) merge_split();
   }
 
   /// Writes the unit's partial results.
   __device__ void finish(const Unit& unit) {
+    if (!is_group_) add_up();
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float sum = sum_[t][half];
-        sum += __shfl_xor_sync(kFullWarp, sum, 1);
-        sum += __shfl_xor_sync(kFullWarp, sum, 2);
         if (row_of(t, half) >= rows_ || (lane_ & 3) != 0) continue;
         call_.partial_stats[int64_t{row_[t][half]} * call_.dense_splits + unit.part] =
-            make_float2(top_[t][half], sum);
+            is_group_ ? make_float2(group_top_[t][half], group_sum_[t][half])
+                      : make_float2(top_[t][half], sum_[t][half]);
       }
   }
 
  private:
+  /// The lanes' sums of a row.
+  __device__ void add_up() {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum_[t][half] += __shfl_xor_sync(kFullWarp, sum_[t][half], 1);
+        sum_[t][half] += __shfl_xor_sync(kFullWarp, sum_[t][half], 2);
+      }
+  }
+
+  /// The split's results go into the group's.
+  __device__ void merge_split() {
+    add_up();
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Merge merge = merge_tops(group_top_[t][half], top_[t][half]);
+        group_top_[t][half] = merge.top;
+        group_sum_[t][half] = merge_sums(merge, group_sum_[t][half], sum_[t][half]);
+        top_[t][half] = -INFINITY;
+        sum_[t][half] = 0;
+      }
+    split_left_ = split_chunks_;
+  }
+
   __device__ int row_of(int tile, int half) const { return tile * 16 + half * 8 + lane_ / 4; }
 
   __device__ void score(float (&s)[kTiles][2][4], uint32_t keys) const {
@@ -164,7 +192,7 @@ class ScoreComputer {
         if (keeps_scores_ && row_of(t, half) < rows_) {
           const auto code = [top](float x) { return score_code(top, x); };
           store_codes(call_, row_[t][half], key_, lane_ & 3,
-                      make_uint2(code_pair(code(a[0]), code(a[1])), code_pair(code(b[0]), code(b[1]))));
+                      make_uint2(code(a[0]) | code(a[1]) << 16, code(b[0]) | code(b[1]) << 16));
           if ((lane_ & 3) == 0) store_top(call_, row_[t][half], key_, top);
         }
         float factor = 1;
@@ -184,12 +212,13 @@ class ScoreComputer {
   int32_t key_ = 0;  // index in the list of the next chunk's first key
   int32_t chunks_left_ = 0;
   // Of the unit; first_limit_: keys that its first row sees.
-  int32_t rows_ = 0, first_limit_ = 0;
-  bool keeps_scores_ = false;
+  int32_t rows_ = 0, first_limit_ = 0, split_chunks_ = 0, split_left_ = 0;
+  bool keeps_scores_ = false, is_group_ = false;
   int32_t limit_[kTiles][2];  // keys of the list that the row sees
   int32_t row_[kTiles][2];    // row of q times H plus head
   uint32_t q_[kTiles][D / 16][4];
-  float top_[kTiles][2], sum_[kTiles][2];
+  float top_[kTiles][2], sum_[kTiles][2];              // of the split
+  float group_top_[kTiles][2], group_sum_[kTiles][2];  // of splits before it
 };
 
 /// The computing side of the passes with values. Keys, then dimensions, are the rows of the products, so that
@@ -199,8 +228,9 @@ class ScoreComputer {
 template <class T, int D, int kRows, Pass pass>
 class ValueComputer {
   static constexpr int kTiles = kRows / 8;
-  // A group's earlier splits are kept in registers, which more rows need themselves.
-  static constexpr bool kTakesGroups = kRows == 8;
+  // A group's earlier splits are kept in registers, which more rows need themselves, or in the group's place
+  // in the workspace.
+  static constexpr bool kGroupInRegisters = kRows == 8;
   static constexpr bool kSparse = pass == Pass::kSparse;
 
   struct Rows {
@@ -241,10 +271,9 @@ class ValueComputer {
       for (int e = 0; e < 2; ++e) limit_[t][e] = __shfl_sync(kFullWarp, limit, lane_of_row(e));
     }
     clear(split_);
-    if constexpr (kTakesGroups) {
-      is_group_ = unit.is_group != 0;
-      if (is_group_) clear(group_);
-    }
+    is_group_ = unit.is_group != 0;
+    part_ = unit.part;
+    if (is_group_) begin_group();
   }
 
   /// A row for a unit that goes nowhere.
@@ -265,18 +294,17 @@ class ValueComputer {
     add_values(s, keys + kChunkKeys * D * 2);
     key_ += kChunkKeys;
     --chunks_left_;
-    if constexpr (kTakesGroups) {
-      if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) merge_split();
-    }
+    if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) merge_split();
   }
 
   /// Writes the unit's partial results.
-  __device__ void finish(const Unit& unit) {
-    if constexpr (kTakesGroups) {
-      if (is_group_) return write(group_, unit.part);
+  __device__ void finish(const Unit&) {
+    if (is_group_) {
+      if constexpr (kGroupInRegisters) write(group_);
+      return;
     }
     add_up(split_);
-    write(split_, unit.part);
+    write(split_);
   }
 
  private:
@@ -311,6 +339,14 @@ class ValueComputer {
           rows.sum[t][e] += __shfl_xor_sync(kFullWarp, rows.sum[t][e], step);
   }
 
+  __device__ void begin_group() {
+    if constexpr (kGroupInRegisters) {
+      clear(group_);
+    } else {
+      first_of_group_ = true;
+    }
+  }
+
   /// The split's results go into the group's.
   __device__ void merge_split() {
     add_up(split_);
@@ -318,35 +354,74 @@ class ValueComputer {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const Merge merge = merge_tops(group_.top[t][e], split_.top[t][e]);
-        group_.top[t][e] = merge.top;
-        group_.sum[t][e] = merge_sums(merge, group_.sum[t][e], split_.sum[t][e]);
+        if constexpr (kGroupInRegisters) {
+          const Merge merge = merge_tops(group_.top[t][e], split_.top[t][e]);
+          group_.top[t][e] = merge.top;
+          group_.sum[t][e] = merge_sums(merge, group_.sum[t][e], split_.sum[t][e]);
 #pragma unroll
-        for (int d = 0; d < D / 16; ++d)
+          for (int d = 0; d < D / 16; ++d)
 #pragma unroll
-          for (int i = e; i < 4; i += 2)
-            group_.out[t][d][i] = merge_sums(merge, group_.out[t][d][i], split_.out[t][d][i]);
+            for (int half = 0; half < 2; ++half)
+              group_.out[t][d][2 * half + e] =
+                  merge_sums(merge, group_.out[t][d][2 * half + e], split_.out[t][d][2 * half + e]);
+        } else {
+          merge_into_workspace(t, e);
+        }
       }
     clear(split_);
     split_left_ = split_chunks_;
+    if constexpr (!kGroupInRegisters) first_of_group_ = false;
   }
 
-  __device__ void write(const Rows& rows, int32_t part) const {
-    const int32_t parts = kSparse ? call_.sparse_splits : call_.dense_splits;
+  /// Where row e of tile t of the unit has its partial result.
+  __device__ int64_t place(int t, int e) const {
+    const int32_t row = __shfl_sync(kFullWarp, q_row_[t], lane_of_row(e));
+    return int64_t{row} * (kSparse ? call_.sparse_splits : call_.dense_splits) + part_;
+  }
+  /// The lane's dimensions of it, every eighth float4: 128 bytes of a row at a time, in the order of
+  /// stored_dimension().
+  __device__ float4* out_at(int64_t place) const {
+    return reinterpret_cast<float4*>(call_.partial_out + place * D) + lane_ / 4;
+  }
+  __device__ static float4 out_of(const Rows& rows, int t, int e, int i) {
+    return make_float4(rows.out[t][2 * i][e], rows.out[t][2 * i][2 + e], rows.out[t][2 * i + 1][e],
+                       rows.out[t][2 * i + 1][2 + e]);
+  }
+  __device__ bool has_row(int t, int e) const { return t * 8 + 2 * (lane_ & 3) + e < rows_; }
+
+  __device__ void merge_into_workspace(int t, int e) const {
+    const int64_t at = place(t, e);
+    float2 stats = make_float2(-INFINITY, 0);
+    if (has_row(t, e) && !first_of_group_) stats = call_.partial_stats[at];
+    __syncwarp();  // all lanes of the row have read it
+    if (!has_row(t, e)) return;
+    const Merge merge = merge_tops(stats.x, split_.top[t][e]);
+    stats = make_float2(merge.top, merge_sums(merge, stats.y, split_.sum[t][e]));
+    if (lane_ < 4) call_.partial_stats[at] = stats;
+    float4* out = out_at(at);
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+      float4 all = first_of_group_ ? make_float4(0, 0, 0, 0) : out[8 * i];
+      const float4 own = out_of(split_, t, e, i);
+      all.x = merge_sums(merge, all.x, own.x);
+      all.y = merge_sums(merge, all.y, own.y);
+      all.z = merge_sums(merge, all.z, own.z);
+      all.w = merge_sums(merge, all.w, own.w);
+      out[8 * i] = all;
+    }
+  }
+
+  __device__ void write(const Rows& rows) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int32_t row = __shfl_sync(kFullWarp, q_row_[t], lane_of_row(e));
-        if (t * 8 + 2 * (lane_ & 3) + e >= rows_) continue;
-        const int64_t at = int64_t{row} * parts + part;
+        const int64_t at = place(t, e);
+        if (!has_row(t, e)) continue;
         if (lane_ < 4) call_.partial_stats[at] = make_float2(rows.top[t][e], rows.sum[t][e]);
-        // Dimensions in the order of stored_dimension(): 128 bytes of a row at a time.
-        float4* out = reinterpret_cast<float4*>(call_.partial_out + at * D) + lane_ / 4;
+        float4* out = out_at(at);
 #pragma unroll
-        for (int i = 0; i < D / 32; ++i)
-          out[8 * i] = make_float4(rows.out[t][2 * i][e], rows.out[t][2 * i][2 + e],
-                                   rows.out[t][2 * i + 1][e], rows.out[t][2 * i + 1][2 + e]);
+        for (int i = 0; i < D / 32; ++i) out[8 * i] = out_of(rows, t, e, i);
       }
   }
 
@@ -432,17 +507,16 @@ class ValueComputer {
     const int quad = lane_ & 3;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      uint32_t codes[2][2];  // by half of the keys and row
+      uint32_t codes[2] = {};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float top = largest(fmaxf(s[t][e], s[t][2 + e]));
-        codes[0][e] = score_code(top, s[t][e]);
-        codes[1][e] = score_code(top, s[t][2 + e]);
+        codes[0] |= score_code(top, s[t][e]) << (16 * e);
+        codes[1] |= score_code(top, s[t][2 + e]) << (16 * e);
         const int32_t row = __shfl_sync(kFullWarp, q_row_[t], lane_of_row(e));
         if (lane_ < 4 && t * 8 + 2 * quad + e < rows_) store_top(call_, row, key_, top);
       }
-      const uint2 of_row = make_uint2(transpose_matrix(code_pair(codes[0][0], codes[0][1])),
-                                      transpose_matrix(code_pair(codes[1][0], codes[1][1])));
+      const uint2 of_row = make_uint2(transpose_matrix(codes[0]), transpose_matrix(codes[1]));
       if (t * 8 + lane_ / 4 < rows_) store_codes(call_, q_row_[t], key_, quad, of_row);
     }
   }
@@ -470,7 +544,8 @@ class ValueComputer {
   int32_t chunks_left_ = 0;
   // Of the unit; first_limit_: keys that its first row sees.
   int32_t rows_ = 0, first_limit_ = 0, split_chunks_ = 0, split_left_ = 0;
-  bool keeps_scores_ = false, is_group_ = false;
+  int32_t part_ = 0;
+  bool keeps_scores_ = false, is_group_ = false, first_of_group_ = false;
   int32_t limit_[kTiles][2];  // keys of the list that the row sees
   int32_t q_row_[kTiles];     // row of q times H plus head, of row lane / 4
   uint32_t q_[kTiles][D / 16][2];

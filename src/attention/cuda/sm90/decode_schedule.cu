@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMostScheduleThreads, 1)
     if (entry < entries)
       schedule_tile<true, true, 8>(
           call, entry, 0, 1, [](int32_t own) { return own; }, call.dense_tiles[entry], dense_units,
-          call.sparse_tiles[entry], sparse_units, true, true, status);
+          call.sparse_tiles[entry], sparse_units, true, status);
     const int32_t dense = running_sum(dense_units, warp_sums, &dense_before);
     const int32_t sparse = running_sum(sparse_units, warp_sums, &sparse_before);
     if (entry >= entries) continue;
@@ -137,7 +137,7 @@ struct MergeRow {
   bool exists = false;
 };
 
-/// A row of sequence b of a pass that finds its units by itself.
+/// Row r of sequence b of a call that finds its units by itself.
 __device__ inline MergeRow find_merge(const DecodeCall& call, int32_t b, int32_t row, int32_t reader,
                                       bool sparse) {
   const StepSequence s = load_sequence(call, b);
@@ -150,7 +150,7 @@ __device__ inline MergeRow find_merge(const DecodeCall& call, int32_t b, int32_t
   if (sparse) {
     const StepTile tile = load_tile(call, s, b, rows_are_tiles(call) ? r : 0);
     keys = member_count(call, tile, reader) + own_keys(call, s, tile);
-    longest = longest_list(call, s, tile);
+    longest = call.params.role == Role::kReuse ? longest_list(call, s, tile) : keys;
   }
   const int32_t split = split_keys(rule, longest);
   merge.splits = divide_up(keys, split);
@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(kWarps * 32, (D == 256 ? 512 : kMergeThreads) 
   const bool in_order = row < p.batch && p.cu_seqlens_q[row] == row && p.cu_seqlens_q[row + 1] == row + 1;
   const int32_t b = in_order ? row : find_sequence(p.cu_seqlens_q, p.batch, row);
   const int32_t reader = call.reader_heads == call.group ? head / call.group : head;
-  const MergeRow merge = finds_units(call, sparse) ? find_merge(call, b, row, reader, sparse)
-                                                   : load_merge(call, b, row, reader, sparse);
+  const MergeRow merge = call.self_scheduled ? find_merge(call, b, row, reader, sparse)
+                                             : load_merge(call, b, row, reader, sparse);
   if (!merge.exists) return;
   const int32_t splits = merge.splits, groups = divide_up(splits, kSplitGroup);
   const int64_t first =

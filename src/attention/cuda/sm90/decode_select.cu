@@ -110,13 +110,13 @@ class Selector {
     if (warp_ == 0) find_list();
     __syncthreads();
     const List& list = memory_.list;
+    budget_ = list.budget;
     blocks_ = list.blocks;
     if (rank_ >= blocks_) return;
     // All that is above comes from the caller's arrays.
     wait_for_previous_kernel();
     allow_next_kernel();
     if (!list.has_place) return;
-    budget_ = list.budget;
     positions_ = p_.positions + list.index * p_.capacity;
     if (rank_ == 0 && thread_ == 0) p_.counts[list.index] = list.is_needed ? budget_.members() : 0;
     if (list.is_needed) {

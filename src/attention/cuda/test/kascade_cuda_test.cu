@@ -391,26 +391,26 @@ void test_batch_invariance() {
   }
 }
 
-/// In large batches warps merge groups of splits on their own, in all but the last sequences, if up to 8 rows
-/// share keys; others are cut otherwise.
+/// In large batches warps merge groups of splits on their own, in all but the last sequences: in registers
+/// (up to 8 rows that share keys), or in the workspace.
 void test_groups_of_splits() {
   struct Shape {
     int32_t query_heads, rows;
   };
   for (const Role role : {Role::kDense, Role::kLayer0, Role::kAnchor})
-    for (const Shape shape : {Shape{8, 1}, Shape{8, 3}, Shape{16, 3}}) {
+    for (const Shape shape : {Shape{8, 1}, Shape{16, 3}, Shape{16, 5}}) {
       Case c;
       c.role = role;
       c.query_heads = shape.query_heads;
       c.kv_heads = 4;
       c.head_dim = 128;
       c.budget = default_budget(3000);
-      c.q_lens.assign(600, 1);
-      c.kv_lens.assign(600, 40);
+      c.q_lens.assign(120, 1);
+      c.kv_lens.assign(120, 40);
       c.q_lens[0] = c.q_lens[2] = shape.rows;
       c.kv_lens[0] = 2100;
       c.kv_lens[2] = 2049;
-      c.kv_lens[599] = 2100;
+      c.kv_lens[119] = 2100;
       c.name = text("groups of splits, role %d, heads %d, %d rows", int(role), shape.query_heads, shape.rows);
       const Outcome all = run_case(c, Placement{});
       Case one = c;
