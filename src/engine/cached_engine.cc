@@ -176,31 +176,36 @@ std::span<const float> CachedEngine::run(std::span<const ForwardItem> items, con
   check(items, options);
   const int64_t rows = total_rows(items), hidden = config_.hidden;
   if (rows == 0) return {};
+  const auto for_each_growing = [&](auto&& visit) {
+    for (const ForwardItem& item : items) {
+      if (item.tokens.empty()) continue;
+      CachedSequence& sequence = own(item.sequence);
+      visit(sequence, sequence.length() + static_cast<int64_t>(item.tokens.size()));
+    }
+  };
+  const auto roll_back = [&] {
+    for_each_growing([](CachedSequence& sequence, int64_t) { sequence.roll_back(); });
+  };
   std::span<const float> result;
   try {
-    for (const ForwardItem& item : items) {
-      CachedSequence& sequence = own(item.sequence);
-      sequence.reserve(sequence.length() + static_cast<int64_t>(item.tokens.size()));
-    }
+    // All before any takes a page: what one sequence lacks is never taken from another of the call.
+    for_each_growing([](CachedSequence& sequence, int64_t end) { sequence.protect(end); });
+    for_each_growing([](CachedSequence& sequence, int64_t end) { sequence.reserve(end); });
     batch_.build(items, options.phase);
     result = run_layers(options, wanted, next);
   } catch (const std::bad_alloc&) {
-    for (const ForwardItem& item : items) own(item.sequence).roll_back();
+    roll_back();
     throw_error<OutOfMemory>("forward: no memory for {} rows", rows);
   } catch (...) {
-    for (const ForwardItem& item : items) own(item.sequence).roll_back();
+    roll_back();
     throw;
   }
   int64_t end_row = 0;
-  for (const ForwardItem& item : items) {
-    if (item.tokens.empty()) continue;
-    CachedSequence& sequence = own(item.sequence);
-    const auto count = static_cast<int64_t>(item.tokens.size());
-    end_row += wanted == HiddenRows::kAll ? count : 1;
-    sequence.commit(sequence.length() + count, wanted == HiddenRows::kNone
-                                                   ? std::span<const float>()
-                                                   : result.subspan((end_row - 1) * hidden, hidden));
-  }
+  for_each_growing([&](CachedSequence& sequence, int64_t end) {
+    end_row += wanted == HiddenRows::kAll ? end - sequence.length() : 1;
+    sequence.commit(end, wanted == HiddenRows::kNone ? std::span<const float>()
+                                                     : result.subspan((end_row - 1) * hidden, hidden));
+  });
   return result;
 }
 

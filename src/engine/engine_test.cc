@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <set>
 
 #include "engine/tiny_model.h"
@@ -515,7 +516,34 @@ TEST(EngineFirstLayer, RefusesWhatItCannotKnow) {
       HasSubstr("hold the keys of 48 rows"));
 }
 
-// --- errors, and that the engine goes on after them ---
+TEST(EngineFirstLayer, PagesOfTheRowsAreNotTakenByOthersOfTheCall) {
+  const auto model = tiny();
+  const auto tokens = test::random_tokens(40, 61, 25), other = test::random_tokens(40, 61, 26);
+  const std::span<const int32_t> a_tokens(tokens), b_tokens(other);
+  // Seven pages: three of a, three of b, one of c. Their rows, 24..39, reach into the third.
+  const auto engine = test::make_engine(model, {.cache_tokens = 112, .page_size = 16});
+  const auto a = engine->make_sequence(), b = engine->make_sequence(), c = engine->make_sequence();
+  engine->prefill(*a, a_tokens.first(24), nullptr, nullptr, {}, nullptr);
+  engine->prefill(*b, b_tokens.first(24), nullptr, nullptr, {}, nullptr);
+  const std::vector<ForwardItem> items = {{a.get(), a_tokens.subspan(24), 0},
+                                          {b.get(), b_tokens.subspan(24), 0}};
+  Recorder recorder;
+  const auto span = engine->forward(items, {.phase = Phase::kRows, .observer = &recorder});
+  const std::vector<float> expected(span.begin(), span.end());
+  const std::vector<float> expected_step = test::decode_logits(*engine, *b, 5);
+  engine->prefill(*c, a_tokens.first(16), nullptr, nullptr, {}, nullptr);
+  a->truncate(24);
+  b->truncate(24);
+  c->truncate(0);
+  const auto fork = engine->make_sequence(*a, 24);
+  // a needs a page to copy the one it shares: that of c, not the last of b with its keys of the layers below.
+  const auto rows = engine->forward(
+      items, {.phase = Phase::kRows, .first_layer = 3, .hidden_in = recorder.after[2].data()});
+  EXPECT_EQ(std::vector<float>(rows.begin(), rows.end()), expected);
+  EXPECT_EQ(test::decode_logits(*engine, *b, 5), expected_step);
+}
+
+// --- sequences that share pages ---
 
 TEST(EnginePrefix, SharedPagesServeEverySequenceAndAreCopiedWhenWritten) {
   const auto model = tiny();
@@ -603,6 +631,88 @@ TEST(EngineSampling, DrawsWithTheCallersBits) {
   sampling[0].top_p = 0;
   EXPECT_THAT(thrown<BadArgument>([&] { engine->forward_next(items, nullptr, sampling, next); }),
               HasSubstr("top_p"));
+}
+
+TEST(EngineSampling, ForwardNextAtItsEnds) {
+  const auto model = tiny({.context = 64});
+  const auto engine = test::make_engine(model, {.cache_tokens = 128});
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  engine->prefill(*a, test::random_tokens(60, 61, 27), nullptr, nullptr, {}, nullptr);
+  std::vector<int32_t> next(2, 7);
+  // Nothing to do is legal, and says that nothing was drawn.
+  engine->forward_greedy({}, nullptr, {});
+  const std::vector<ForwardItem> idle = {{a.get(), {}}, {b.get(), {}}};
+  engine->forward_greedy(idle, nullptr, next);
+  EXPECT_THAT(next, testing::ElementsAre(-1, -1));
+  // What is refused changes no sequence, whichever item is at fault.
+  const auto tokens = test::random_tokens(9, 61, 28);
+  const auto refused = [&](std::span<const int32_t> of_a, std::span<const int32_t> of_b,
+                           TokenSampling how = {}) {
+    const std::vector<ForwardItem> items = {{b.get(), of_b}, {a.get(), of_a}};
+    const std::vector<TokenSampling> sampling = {how, {}};
+    const std::string error = thrown<Error>([&] { engine->forward_next(items, nullptr, sampling, next); });
+    EXPECT_EQ(a->length(), 60);
+    EXPECT_EQ(b->length(), 0);
+    return error;
+  };
+  const std::span<const int32_t> all(tokens);
+  EXPECT_THAT(refused(all.first(5), all.first(1)), HasSubstr("context"));
+  EXPECT_THAT(refused(all.first(1), all.first(9)), HasSubstr("at most 8"));
+  const int32_t outside = 61;
+  EXPECT_THAT(refused({&outside, 1}, all.first(1)), HasSubstr("vocabulary"));
+  for (const double bad :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+    EXPECT_THAT(refused(all.first(1), all.first(1), {.temperature = bad}), HasSubstr("temperature"));
+  EXPECT_THAT(refused(all.first(1), all.first(1), {.temperature = 1, .top_k = -1}), HasSubstr("top_k"));
+  for (const double bad : {0.0, -0.5, 1.01, std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_THAT(refused(all.first(1), all.first(1), {.temperature = 1, .top_p = bad}), HasSubstr("top_p"));
+  const std::vector<ForwardItem> items = {{b.get(), all.first(8)}, {a.get(), all.first(4)}};
+  EXPECT_THAT(
+      thrown<BadArgument>([&] { engine->forward_next(items, nullptr, std::vector<TokenSampling>(3), next); }),
+      HasSubstr("3 ways"));
+  // The largest step, and the last that the context has room for.
+  engine->forward_greedy(items, nullptr, next);
+  EXPECT_EQ(a->length(), 64);
+  EXPECT_EQ(b->length(), 8);
+  EXPECT_GE(next[0], 0);
+  EXPECT_GE(next[1], 0);
+}
+
+TEST(EngineSampling, LogitsThatAreNoNumbersDrawNothingAndHarmNoMate) {
+  const auto model = test::TinyModel::successor({1, 2, 0}, {});
+  auto* embedding = const_cast<float*>(static_cast<const float*>(model->weights().embedding.data));
+  embedding[2 * model->config().hidden] = std::numeric_limits<float>::quiet_NaN();
+  const auto engine = test::make_engine(model);
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  const std::vector<int32_t> good = {0}, bad = {2};
+  const std::vector<ForwardItem> items = {{a.get(), bad}, {b.get(), good}};
+  for (const double temperature : {0.0, 1e-300}) {
+    std::vector<int32_t> next(2, 7);
+    engine->forward_next(items, nullptr, std::vector<TokenSampling>(2, {.temperature = temperature}), next);
+    EXPECT_THAT(next, testing::ElementsAre(-1, 1));
+  }
+  EXPECT_EQ(a->length(), 2);
+  EXPECT_EQ(b->length(), 2);
+}
+
+// --- errors, and that the engine goes on after them ---
+
+TEST(EngineErrors, ItemsWithoutRowsHoldAndTakeNoPages) {
+  const auto model = tiny();
+  const auto engine = test::make_engine(model, {.cache_tokens = 112, .page_size = 16});  // 7 pages
+  const auto tokens = test::random_tokens(112, 61, 30);
+  const std::span<const int32_t> all(tokens);
+  const auto idle = engine->make_sequence(), busy = engine->make_sequence();
+  engine->prefill(*idle, all.first(40), nullptr, nullptr, {}, nullptr);
+  const auto fork = engine->make_sequence(*idle, 40);
+  engine->prefill(*busy, all.first(15), nullptr, nullptr, {}, nullptr);
+  const uint64_t bytes = engine->memory_bytes();
+  const std::vector<ForwardItem> items = {{idle.get(), {}}, {busy.get(), all.subspan(15, 1)}};
+  engine->forward(items, {.phase = Phase::kDecode});
+  EXPECT_EQ(engine->memory_bytes(), bytes);  // the page that idle shares is not copied
+  idle->truncate(0);
+  fork->truncate(0);
+  EXPECT_EQ(test::prefill_logits(*engine, *busy, all.subspan(16)).size(), 96u * 61);
 }
 
 TEST(EngineErrors, OptionsOutOfRangeAreRefusedByName) {

@@ -45,9 +45,9 @@ int32_t PagePool::take_page() {
     page = free_.back();
     free_.pop_back();
   } else if (fresh_ < shape_.pages) {
-    page = static_cast<int32_t>(fresh_++);
-    owners_.resize(static_cast<size_t>(fresh_));
+    owners_.resize(static_cast<size_t>(fresh_) + 1);
     free_.reserve(owners_.capacity());  // giving pages back allocates nothing
+    page = static_cast<int32_t>(fresh_++);
   } else {
     for (CachedSequence* sequence : sequences_)
       if (page = sequence->yield_spare_page(); page >= 0) break;
@@ -64,8 +64,8 @@ void PagePool::release_pages(std::span<const int32_t> pages) {
 }
 
 CachedSequence::CachedSequence(std::shared_ptr<PagePool> pool) : pool_(std::move(pool)) {
-  pool_->sequences_.push_back(this);
   heard_.resize(static_cast<size_t>(pool_->shape().layers));
+  pool_->sequences_.push_back(this);  // last: a constructor that throws leaves nothing behind
 }
 
 CachedSequence::CachedSequence(const CachedSequence& prefix, int64_t length) : CachedSequence(prefix.pool_) {
@@ -97,30 +97,42 @@ void CachedSequence::truncate(int64_t length) {
   if (state_) state_->truncated(length);
 }
 
-int32_t CachedSequence::take_page(int64_t tokens) {
-  const int32_t page = pool_->take_page();
-  if (page < 0)
-    throw_error<OutOfMemory>(
-        "KV cache: {} tokens of one sequence need {} pages; {} of {} pages ({} tokens each) are taken",
-        tokens, pages_for(tokens), pool_->live_pages(), pool_->shape().pages, pool_->shape().page_size);
-  return page;
+void CachedSequence::require_page(int32_t page, int64_t tokens) const {
+  require<OutOfMemory>(
+      page >= 0,
+      "KV cache: {} tokens of one sequence need {} pages; {} of {} pages ({} tokens each) are taken", tokens,
+      pages_for(tokens), pool_->live_pages(), pool_->shape().pages, pool_->shape().page_size);
 }
 
 void CachedSequence::reserve(int64_t tokens) {
   const int64_t needed = pages_for(tokens);
-  reserved_ = tokens;
+  protect(tokens);
   pages_.reserve(static_cast<size_t>(needed));
   const int64_t fresh = pool_->fresh_;
   // Rows go to pages of their own: those shared with another sequence are copied first.
   for (int64_t i = length_ / pool_->shape().page_size; i < std::min<int64_t>(needed, std::ssize(pages_));
        ++i) {
     if (!pool_->is_shared(pages_[i])) continue;
-    const int32_t copy = take_page(tokens);
-    pool_->copy_page(pages_[i], copy);
+    const int32_t copy = pool_->take_page();
+    if (!pool_->is_shared(pages_[i])) {  // to find a page, the others let go of this one, spare to them
+      if (copy >= 0) pool_->release_pages({&copy, 1});
+      continue;
+    }
+    require_page(copy, tokens);
+    try {
+      pool_->copy_page(pages_[i], copy);
+    } catch (...) {
+      pool_->release_pages({&copy, 1});
+      throw;
+    }
     pool_->release_pages({&pages_[i], 1});
     pages_[i] = copy;
   }
-  while (std::ssize(pages_) < needed) pages_.push_back(take_page(tokens));
+  while (std::ssize(pages_) < needed) {
+    const int32_t page = pool_->take_page();
+    require_page(page, tokens);
+    pages_.push_back(page);
+  }
   if (pool_->fresh_ > fresh) pool_->pages_begin(fresh, pool_->fresh_);
 }
 

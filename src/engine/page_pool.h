@@ -97,8 +97,10 @@ class CachedSequence final : public Sequence {
   const PagePool* pool() const { return pool_.get(); }
   const std::vector<int32_t>& page_table() const { return pages_; }
 
-  /// Pages for `tokens` keys, safe from other sequences until commit or roll_back; those from the length on
-  /// belong to this sequence alone. Throws OutOfMemory.
+  /// The pages there are of the first `tokens` keys stay with this sequence until commit or roll_back.
+  void protect(int64_t tokens) { reserved_ = tokens; }
+  /// Pages for `tokens` keys, protected; those from the length on belong to this sequence alone. Throws
+  /// OutOfMemory.
   void reserve(int64_t tokens);
   /// The slot (page * page_size + place in the page) of position.
   int64_t slot(int64_t position) const;
@@ -120,14 +122,15 @@ class CachedSequence final : public Sequence {
  private:
   friend class PagePool;
   int64_t pages_for(int64_t tokens) const;
-  int32_t take_page(int64_t tokens);
+  /// Throws OutOfMemory when there was no page for `tokens` keys.
+  void require_page(int32_t page, int64_t tokens) const;
   /// Gives one page past the end back, for another sequence; -1 when there is none.
   int32_t yield_spare_page();
 
   std::shared_ptr<PagePool> pool_;
   std::vector<int32_t> pages_;  // physical page of each logical one; those past the length are spare
   int64_t length_ = 0;
-  int64_t reserved_ = 0;  // tokens whose pages a forward call is filling
+  int64_t reserved_ = 0;  // tokens whose pages a forward call is filling or is about to
   int64_t written_ = 0;
   std::vector<float> last_hidden_;
   const Policy* state_policy_ = nullptr;
