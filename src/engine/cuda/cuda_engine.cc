@@ -12,7 +12,8 @@ namespace kascade {
 namespace {
 
 using cuda::check_call;
-using cuda::DeviceMatrix;
+using cuda::copy_to_device;
+using cuda::copy_to_host;
 using cuda::Part;
 
 constexpr int32_t kDefaultChunk = 8192;
@@ -42,20 +43,6 @@ Part part_of(Role role) {
       return Part::kReuse;
   }
   return Part::kRest;
-}
-
-template <class T>
-void copy_to_host(T* to, const T* from, int64_t count, const cuda::Stream& stream) {
-  check_call(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
-      "cudaMemcpyAsync");
-}
-
-template <class T>
-void copy_to_device(T* to, const T* from, int64_t count, const cuda::Stream& stream) {
-  check_call(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice, stream.get()),
-      "cudaMemcpyAsync");
 }
 
 void require_cache_fits(const KvCacheShape& shape, const CudaModel& model) {
@@ -133,6 +120,12 @@ bool CudaEngine::make_room(int64_t rows) {
   return moved;
 }
 
+bool CudaEngine::make_room_for_head(int64_t rows) {
+  bool moved = last_normed_.grow(rows * config_.hidden);
+  moved |= logits_.grow(rows * config_.vocabulary);
+  return moved;
+}
+
 bool CudaEngine::grow_rope_table(int64_t positions) {
   if (positions <= rope_positions_) return false;
   const int64_t wanted = std::min(config_.context, std::max(positions, int64_t{4096} + rope_positions_ * 2));
@@ -185,22 +178,23 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   sample_row_list_.clear();
   for (const TokenSampling& how : next.sampling) sample_row_list_.push_back(sample_row(how));
   const size_t sample_rows = upload_.add<cuda::SampleRow>(sample_row_list_);
-  bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
-  moved |= upload_.place();
   product_rows_ = rows;
   // A chunk is multiplied as a chunk however short it is: invariant products know steps by their rows.
   if (options_.invariant && options.phase != Phase::kDecode)
     product_rows_ = std::max(rows, kMostStepRows + 1);
-  moved |= make_room(product_rows_);
-  moved |= grow_rope_table(batch_.items.max_kv_len);
-  moved |= last_.grow(sequences * hidden);
-  if (draw != Draw::kNothing) {
-    moved |= last_normed_.grow(sequences * hidden);
-    moved |= logits_.grow(sequences * config_.vocabulary);
-    moved |= next_.grow(sequences);
-    host_next_.grow(sequences);
-  }
-  if (moved) forget_graphs();
+  forget_moved([&] {
+    bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
+    moved |= upload_.place();
+    moved |= make_room(product_rows_);
+    moved |= grow_rope_table(batch_.items.max_kv_len);
+    moved |= last_.grow(sequences * hidden);
+    if (draw != Draw::kNothing) {
+      moved |= make_room_for_head(sequences);
+      moved |= next_.grow(sequences);
+      host_next_.grow(sequences);
+    }
+    return moved;
+  });
   attention_.place(upload_);
   slots_ = upload_.at<int64_t>(slots);
   tokens_ = upload_.at<int32_t>(tokens);
@@ -230,7 +224,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
         fetch(all ? residual_.data() : last_.data(), (all ? rows : sequences) * hidden);
     std::copy_n(host_next_.data(), next.tokens.size(), next.tokens.data());
     return result;
-  } catch (const DeviceError&) {
+  } catch (...) {
     cudaStreamSynchronize(stream_.get());  // what was enqueued ends before its memory is used again
     throw;
   }
@@ -390,6 +384,15 @@ void CudaEngine::forget_graphs() {
   graphs_.clear();
 }
 
+void CudaEngine::forget_moved(FunctionRef<bool()> grow) {
+  try {
+    if (grow()) forget_graphs();
+  } catch (...) {
+    forget_graphs();  // what grew before the failure has moved
+    throw;
+  }
+}
+
 int64_t CudaEngine::prefill_rows(const Policy* policy, int64_t length) {
   return chunk_rows(options_.prefill_chunk, prefill_granule(policy, config_.layers), kChunkScratchBytes,
                     [&](int64_t rows) { return attention_.prefill_bytes(policy, rows, length); });
@@ -402,10 +405,10 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
   const auto rows = static_cast<int64_t>(hidden.size()) / width;
   if (rows == 0) return {};
   const int64_t at_once = std::min(rows, options_.invariant ? kMostStepRows : kHeadRows);
-  bool moved = last_.grow(at_once * width);
-  moved |= last_normed_.grow(at_once * width);
-  moved |= logits_.grow(at_once * vocabulary);
-  if (moved) forget_graphs();
+  forget_moved([&] {
+    const bool moved = last_.grow(at_once * width);
+    return make_room_for_head(at_once) || moved;
+  });
   host_logits_.grow(rows * vocabulary);
   if (rows <= kMostStepRows) prepare_products(rows, true);
   for (int64_t row = 0; row < rows; row += at_once) {

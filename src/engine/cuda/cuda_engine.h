@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "engine/cached_engine.h"
 #include "engine/cuda/cuda_kv_cache.h"
 #include "engine/cuda/cuda_layer_attention.h"
@@ -53,7 +54,9 @@ class CudaEngine final : public CachedEngine {
   std::span<const float> run_layers(const ForwardOptions& options, HiddenRows wanted,
                                     const NextTokens& next) override;
   int64_t prefill_rows(const Policy* policy, int64_t length) override;
+  // Whether memory moved.
   bool make_room(int64_t rows);
+  bool make_room_for_head(int64_t rows);
   bool grow_rope_table(int64_t positions);
   void prepare_products(int64_t rows, bool head);
   void run_layer(int layer, const ForwardOptions& options, bool only_keys);
@@ -62,6 +65,8 @@ class CudaEngine final : public CachedEngine {
   void replay(const ForwardOptions& options, Draw draw);
   Graph& graph_for(Draw draw);
   void forget_graphs();
+  /// Forgets the graphs when grow() says that memory moved, or fails.
+  void forget_moved(FunctionRef<bool()> grow);
   std::span<const float> fetch(const float* from, int64_t count);
 
   std::shared_ptr<const CudaModel> prepared_;

@@ -22,12 +22,15 @@ class CudaKvCache final : public PagePool {
 
  private:
   void copy_page(int32_t from, int32_t to) override {
-    const size_t plane = shape().plane_bytes(), page = shape().page_bytes();
-    cuda::check_call(
-        cudaMemcpy2DAsync(memory_ + static_cast<size_t>(to) * page, plane,
-                          memory_ + static_cast<size_t>(from) * page, plane, page,
-                          static_cast<size_t>(shape().layers) * 2, cudaMemcpyDeviceToDevice, stream_.get()),
-        "cudaMemcpy2DAsync");
+    // Plane by plane: planes of 2 GiB and more lie further apart than a two-dimensional copy may reach.
+    const size_t bytes = shape().page_bytes();
+    for (int index = 0; index < shape().layers * 2; ++index) {
+      std::byte* base = plane(index / 2, index % 2 != 0);
+      cuda::check_call(
+          cudaMemcpyAsync(base + static_cast<size_t>(to) * bytes, base + static_cast<size_t>(from) * bytes,
+                          bytes, cudaMemcpyDeviceToDevice, stream_.get()),
+          "cudaMemcpyAsync");
+    }
   }
 
   const cuda::Stream& stream_;

@@ -2,6 +2,7 @@
 #include "engine/cuda/cuda_layer_attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "attention/cuda/cuda_attention.h"
 #include "base/check.h"
@@ -10,7 +11,7 @@
 namespace kascade {
 namespace {
 
-using cuda::check_call;
+using cuda::copy_to_host;
 
 /// Decode graphs are captured for a length that they serve for a while: up to a quarter more than is there.
 /// What a kernel costs on top at a shorter length than stated: docs/kernels/decode.md.
@@ -32,13 +33,6 @@ const char* role_name(Role role) {
       return "reuse";
   }
   return "unknown role";
-}
-
-template <class T>
-void copy_to_host(T* to, const T* from, int64_t count, const cuda::Stream& stream) {
-  check_call(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
-      "cudaMemcpyAsync");
 }
 
 }  // namespace
@@ -151,8 +145,6 @@ bool CudaLayerAttention::begin(const Batch& batch, const Policy* policy, Phase p
     call.view = &view_for(rule, phase);
     const BatchView& view = *call.view->host;
     AttentionParams& params = call.params = params_for(rule, view, longest(view));
-    shape_.layers[layer] = {rule.role,   rule.tile_rule,           rule.set_owner,        rule.tile,
-                            rule.budget, rule.head_map != nullptr, rule.needed != nullptr};
     if (selects_sets(rule)) {
       source = layer;
       params.capacity = static_cast<int32_t>(required_capacity(params));
@@ -172,6 +164,15 @@ bool CudaLayerAttention::begin(const Batch& batch, const Policy* policy, Phase p
     call.source = rule.role == Role::kDense ? -1 : source;
     params.head_map = rule.head_map;
     params.needed = rule.needed;
+    shape_.layers[layer] = {.role = rule.role,
+                            .tile_rule = rule.tile_rule,
+                            .set_owner = rule.set_owner,
+                            .tile = rule.tile,
+                            .budget = rule.budget,
+                            .mapped = rule.head_map != nullptr,
+                            .masked = rule.needed != nullptr,
+                            .capacity = params.capacity,
+                            .max_tiles = params.max_tiles};
     const auto heads = static_cast<size_t>(config_.kv_heads);
     if (rule.head_map != nullptr) call.head_map_at = upload.add(std::span(rule.head_map, heads));
     if (rule.needed != nullptr) call.needed_at = upload.add(std::span(rule.needed, heads));
@@ -181,8 +182,11 @@ bool CudaLayerAttention::begin(const Batch& batch, const Policy* policy, Phase p
       throw_error<Unsupported>("layer {} ({}) on a GPU: {}", layer, role_name(rule.role), error.what());
     }
   }
-  const bool moved_positions = positions_.grow(positions), moved_counts = counts_.grow(counts);
-  return workspace_.grow(static_cast<int64_t>(workspace)) || moved_positions || moved_counts;
+  bool moved = std::exchange(workspace_moved_, false);
+  moved |= positions_.grow(positions);
+  moved |= counts_.grow(counts);
+  moved |= workspace_.grow(static_cast<int64_t>(workspace));
+  return moved;
 }
 
 void CudaLayerAttention::place(const cuda::PackedUpload& upload) {
@@ -250,7 +254,8 @@ const AttentionParams& CudaLayerAttention::run_observed(int layer, const void* q
     own_tile_mass_.grow(sets);
     params.own_tile_mass = own_tile_mass_.data();
   }
-  workspace_.grow(static_cast<int64_t>(cuda_attention_workspace_bytes(params)));
+  // Graphs that hold its address are not of this call, so begin() tells of it.
+  workspace_moved_ |= workspace_.grow(static_cast<int64_t>(cuda_attention_workspace_bytes(params)));
   run(layer, q, out, stream);
   if (params.pooled_weights != nullptr)
     copy_to_host(observed_.pooled_weights, pooled_weights_.data(), weights, stream);

@@ -28,6 +28,7 @@ struct StepShape {
     int32_t tile = 0;
     Budget budget;
     bool mapped = false, masked = false;
+    int32_t capacity = 0, max_tiles = 0;
     bool operator==(const Layer&) const = default;
   };
   std::vector<Layer> layers;
@@ -42,7 +43,8 @@ class CudaLayerAttention {
   CudaLayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> pool, int64_t q_row_stride);
 
   /// Before the layers of a forward call: takes the policy's rules, adds the arrays of the call to upload and
-  /// makes room for index sets and workspace; whether that moved memory. policy may be null (dense). Throws
+  /// makes room for index sets and workspace; whether that, or an observer since the last call, moved memory.
+  /// policy may be null (dense). Throws
   /// BadArgument when a layer reuses sets that no layer of the call selects, Unsupported (naming the layer
   /// and the parameter) for a rule that the GPU does not run.
   bool begin(const Batch& batch, const Policy* policy, Phase phase, int first_layer,
@@ -99,6 +101,7 @@ class CudaLayerAttention {
   cuda::DeviceBuffer<int32_t> positions_{"index sets"};
   cuda::DeviceBuffer<int32_t> counts_{"index set counts"};
   cuda::DeviceBuffer<std::byte> workspace_{"attention workspace"};
+  bool workspace_moved_ = false;  // by an observer, since begin()
   // For observers.
   AttentionParams observed_;
   cuda::DeviceBuffer<float> pooled_weights_{"pooled weights"};

@@ -15,6 +15,7 @@ namespace kascade::cuda {
 /// Throws DeviceError naming the call.
 inline void check_call(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // told here: the next launch is not to be blamed for it
   throw_error<DeviceError>("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
@@ -104,5 +105,19 @@ class Stream {
  private:
   cudaStream_t stream_ = nullptr;
 };
+
+/// Enqueues a copy of count elements.
+template <class T>
+void copy_to_host(T* to, const T* from, int64_t count, const Stream& stream) {
+  check_call(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
+      "cudaMemcpyAsync");
+}
+template <class T>
+void copy_to_device(T* to, const T* from, int64_t count, const Stream& stream) {
+  check_call(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice, stream.get()),
+      "cudaMemcpyAsync");
+}
 
 }  // namespace kascade::cuda
