@@ -10,25 +10,17 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// x, the same in all lanes, as one that the compiler knows nothing about: it keeps it instead of making it
+/// The same value as one that the compiler knows nothing about, so that it keeps it instead of making it
 /// again.
-__device__ inline uint32_t kept(uint32_t x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+__device__ inline uint32_t kept(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 /// Copies 16 bytes past the first-level cache; with bytes = 0 nothing is read and zeros are written.
 __device__ inline void copy_async_16(uint32_t shared, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
-}
-
-/// Four of them at once, whose addresses do not wait for each other.
-__device__ inline void copy_async_16(const uint32_t (&shared)[4], const char* const (&global)[4]) {
-  asm volatile(
-      "cp.async.cg.shared.global [%0], [%4], 16;\ncp.async.cg.shared.global [%1], [%5], "
-      "16;\ncp.async.cg.shared.global "
-      "[%2], [%6], 16;\ncp.async.cg.shared.global [%3], [%7], 16;\n" ::"r"(shared[0]),
-      "r"(shared[1]), "r"(shared[2]), "r"(shared[3]), "l"(global[0]), "l"(global[1]), "l"(global[2]),
-      "l"(global[3])
-      : "memory");
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -39,6 +39,9 @@ __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ inline void expect_bytes(uint64_t& barrier, uint32_t bytes) {
+  expect_bytes(shared_address(&barrier), bytes);
+}
 /// Until the phase of this parity is over.
 __device__ inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -82,6 +85,10 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_
       "%6}], [%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
+}
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t x0,
+                                int32_t x1, int32_t x2, int32_t x3) {
+  copy_box(shared, map, shared_address(&barrier), x0, x1, x2, x3);
 }
 
 /// Gives registers of the warpgroup back, or takes them, up to `count` a thread.

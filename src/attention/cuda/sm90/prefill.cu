@@ -64,7 +64,6 @@ void set_strides(PrefillCall& call) {
   call.v_token_units = units(p.v_token_stride, kv);
   call.k_page_units = units(k_page, kv);
   call.v_page_units = units(v_page, kv);
-  call.same_strides = p.k_token_stride == p.v_token_stride && k_page == v_page;
   const int q = stride_shift({p.q_row_stride, p.q_head_stride});
   call.q_unit = uint32_t{1} << q;
   call.q_row_units = units(p.q_row_stride, q);
@@ -156,9 +155,17 @@ void encode_maps(PrefillCall& call) {
 }
 
 template <class T, int D>
+void launch_dense(const PrefillCall& call, cudaStream_t stream) {
+  if constexpr (D == 128) {
+    if (call.map_rows != 0) return launch_prefill_chain<T, D>(call, stream);
+  }
+  launch_prefill_attend<T, D>(call, false, stream);
+}
+
+template <class T, int D>
 void launch_typed(const PrefillCall& call, cudaStream_t stream) {
   const Role role = call.params.role;
-  if (role == Role::kDense || role == Role::kLayer0) launch_prefill_attend<T, D>(call, false, stream);
+  if (role == Role::kDense || role == Role::kLayer0) launch_dense<T, D>(call, stream);
   if (role == Role::kAnchor) launch_prefill_lse<T, D>(call, stream);
   for (int32_t chunk = 0; chunk < call.chunks; ++chunk) {
     launch_prefill_pool<T, D>(call, chunk, stream);

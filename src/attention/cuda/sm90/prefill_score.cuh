@@ -31,23 +31,22 @@ template <int D, class Unit>
 struct ScoreMemory {
   using Shape = ScoreShape<D>;
   static constexpr bool kValues = false;
-  static constexpr int kKeys = Shape::kKeys, kTiles = Shape::kStages, kQueries = 1;
   static constexpr int kQueryTiles = Shape::kParts;
-  alignas(1024) unsigned char q[kQueries][kQueryTiles][kBlockRows * D * 2];
-  alignas(1024) unsigned char tiles[kTiles][kKeys * D * 2];  // of K
-  alignas(16) uint32_t exists[kTiles][4];
-  UnitQueue<Unit, 3> queue;
-  uint64_t full[kTiles], empty[kTiles];
-  uint64_t q_full[kQueries], q_empty[kQueries];
+  alignas(1024) unsigned char q[Shape::kParts][kBlockRows * D * 2];
+  alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
+  alignas(16) uint32_t exists[Shape::kStages][4];
+  UnitQueue<Unit> queue;
+  uint64_t k_full[Shape::kStages], k_empty[Shape::kStages];
+  uint64_t q_full, q_empty;
 
   __device__ void init() {
     queue.init(4 * Shape::kGroups);
-    for (int i = 0; i < kTiles; ++i) {
-      init_barrier(full[i], kFullArrivals);
-      init_barrier(empty[i], 4 * Shape::kGroups);
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(k_full[i], kFullArrivals);
+      init_barrier(k_empty[i], 4 * Shape::kGroups);
     }
-    init_barrier(q_full[0], kLoadWarps * 32);
-    init_barrier(q_empty[0], 4 * Shape::kGroups);
+    init_barrier(q_full, kLoadWarps * 32);
+    init_barrier(q_empty, 4 * Shape::kGroups);
     fence_barriers();
   }
 };
@@ -61,12 +60,11 @@ class ScoreComputer {
   __device__ explicit ScoreComputer(const PrefillCall& call, Memory& memory)
       : call_(call),
         memory_(memory),
-        at_(memory),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ void release(uint32_t empty) {
+  __device__ void release(uint64_t& empty) {
     __syncwarp();
     if (lane_ == 0) arrive(empty);
   }
@@ -75,14 +73,14 @@ class ScoreComputer {
   __device__ void run_blocks(int32_t last, int32_t first) {
 #pragma unroll 1
     for (int32_t block = last; block >= first; --block) {
-      wait_barrier(at_.full(ring_.stage), ring_.parity);
+      wait_barrier(memory_.k_full[ring_.stage], ring_.parity);
       if (block >= boxed_) fence_async_proxy();
       begin_products();
-      self().multiply(scores_, at_.tile(ring_.stage));
+      self().multiply(scores_, memory_.k[ring_.stage]);
       commit_products();
       wait_products<0>();
       pin(scores_);
-      release(at_.empty(ring_.stage));
+      release(memory_.k_empty[ring_.stage]);
       ring_.next();
       self().add(scores_, block);
     }
@@ -90,7 +88,6 @@ class ScoreComputer {
 
   const PrefillCall& call_;
   Memory& memory_;
-  const Addresses<Memory> at_;
   const int group_, warp_, lane_;
   int32_t boxed_ = 0;  // blocks before this one come by the copy engine
 
@@ -106,7 +103,6 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
   using Memory = ScoreMemory<D, AttendUnit>;
   using Base = ScoreComputer<LseComputer<T, D>, Memory>;
   friend Base;
-  using Base::at_;
   using Base::call_;
   using Base::group_;
   using Base::lane_;
@@ -119,7 +115,7 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
 
   __device__ void run() {
     const int32_t heads = call_.params.query_heads / call_.params.kv_heads;
-    UnitReader reader(memory_.queue);
+    UnitReader<AttendUnit> reader(memory_.queue);
     uint32_t q_parity = 0;
     while (true) {
       const AttendUnit unit = reader.next();
@@ -134,11 +130,11 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
       }
       unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads), 0) / kKeys;
       if (blocks > 0) {
-        wait_barrier(at_.q_full(0), q_parity);
+        wait_barrier(memory_.q_full, q_parity);
         q_parity ^= 1;
         fence_async_proxy();
         this->run_blocks(blocks - 1, 0);
-        this->release(at_.q_empty(0));
+        this->release(memory_.q_empty);
       }
       store(unit, heads);
     }
@@ -147,9 +143,10 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
  private:
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
 
-  __device__ void multiply(float (&scores)[64], uint32_t keys) {
-    const uint64_t q = matrix_descriptor(uniform(at_.q(0, group_ / 2) + group_ % 2 * 64 * 128), 0);
-    const uint64_t k = matrix_descriptor(uniform(keys), 0);
+  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
+    const uint64_t q =
+        matrix_descriptor(uniform(shared_address(memory_.q[group_ / 2]) + group_ % 2 * 64 * 128), 0);
+    const uint64_t k = matrix_descriptor(uniform(shared_address(keys)), 0);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
       Product<T, kKeys>::shared(scores, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
@@ -233,7 +230,7 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
   float reference_[2] = {}, sum_[2] = {};
 };
 
-template <class T, int D, bool kListed>
+template <class T, int D>
 __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
     prefill_lse_kernel(const __grid_constant__ PrefillCall call) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -244,7 +241,7 @@ __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
     release_registers<ScoreShape<D>::kLseLoadRegisters>();
-    attend_load<T, D, kListed>(call, memory, false);
+    attend_load<T, D>(call, memory, false);
   } else {
     take_registers<ScoreShape<D>::kLseComputeRegisters>();
     LseComputer<T, D>(call, memory).run();
@@ -343,23 +340,21 @@ __device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk
   return unit;
 }
 
-template <class T, int D, bool kListed>
+template <class T, int D>
 __device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& memory, int32_t chunk) {
   using Shape = ScoreShape<D>;
   constexpr int kKeys = Shape::kKeys, kParts = Shape::kParts;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  UnitWriter writer(memory.queue);
-  UnitReader reader(memory.queue);
-  const bool draws = warp == kLoadWarps - 1 && lane == 0;
+  UnitWriter<PoolUnit> writer(memory.queue);
+  UnitReader<PoolUnit> reader(memory.queue);
+  const bool draws = warp == 0 && lane == 0;
   if (draws) writer.put(draw_pool_unit<kParts>(call, chunk));
   __syncwarp();
-  BlockLoader<T, D, kKeys, kListed> loader(call, warp, lane);
-  const Addresses at(memory);
+  BlockLoader<T, D, kKeys> loader(call, warp, lane);
   Ring<Shape::kStages> ring;
   uint32_t q_parity = 1;
   while (true) {
-    const int index = reader.wait();
-    const PoolUnit& unit = memory.queue.units[index];
+    const PoolUnit unit = reader.next();
     if (unit.set < 0) break;
     const PoolRows rows(call, unit.set);
     const int32_t last = divide_up(unit.end_key, kKeys) - 1, first = unit.first_key / kKeys;
@@ -373,10 +368,9 @@ __device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& mem
         loader.begin(keys, last);
         for (int32_t block = last; block >= first; --block) {
           loader.look_ahead(block);
-          if (loader.takes_part(block)) {
-            wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
-            loader.copy_keys(block, at.tile(ring.stage), at.full(ring.stage), memory.exists[ring.stage]);
-          }
+          wait_barrier(memory.k_empty[ring.stage], ring.parity ^ 1);
+          loader.copy_keys(block, shared_address(memory.k[ring.stage]), memory.k_full[ring.stage],
+                           memory.exists[ring.stage]);
           loader.next();
           ring.next();
           // The next unit, while there is work for some time.
@@ -386,19 +380,18 @@ __device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& mem
             __syncwarp();
           }
           if (block != last) continue;
-          wait_barrier(at.q_empty(0), q_parity);
+          wait_barrier(memory.q_empty, q_parity);
           q_parity ^= 1;
-#pragma unroll 1
+#pragma unroll
           for (int i = 0; i < kParts; ++i) {
             const PoolPart part(unit, rows, begin, i);
-            copy_queries<T, D>(call, at.q(0, i), part.tile.row, begin, part.rows,
+            copy_queries<T, D>(call.params, shared_address(memory.q[i]), part.tile.row, begin, part.rows,
                                rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp,
                                lane);
           }
-          arrive_after_copies(at.q_full(0));
+          arrive_after_copies(memory.q_full);
         }
       }
-    reader.release(index);
   }
 }
 
@@ -409,7 +402,6 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
   using Memory = ScoreMemory<D, PoolUnit>;
   using Base = ScoreComputer<PoolComputer<T, D>, Memory>;
   friend Base;
-  using Base::at_;
   using Base::call_;
   using Base::group_;
   using Base::kParts;
@@ -425,14 +417,13 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
       : Base(call, memory), histograms_(histograms) {}
 
   __device__ void run() {
-    UnitReader reader(memory_.queue);
+    UnitReader<PoolUnit> reader(memory_.queue);
     uint32_t q_parity = 0;
     const int thread = static_cast<int>(threadIdx.x) - kLoadWarps * 32;
     for (int i = thread; i < kParts * kWeightBins; i += kThreads) histograms_[i] = 0;
     named_sync(kAll, kThreads);
     while (true) {
-      const int index = reader.wait();
-      const PoolUnit& unit = memory_.queue.units[index];
+      const PoolUnit unit = reader.next();
       if (unit.set < 0) break;
       const PoolRows rows(call_, unit.set);
       this->boxed_ = call_.map_rows == 0 ? 0 : unit.keys / kKeys;
@@ -441,11 +432,11 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
         for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
           begin_part(unit, rows, g, begin, fresh);
           fresh = false;
-          wait_barrier(at_.q_full(0), q_parity);
+          wait_barrier(memory_.q_full, q_parity);
           q_parity ^= 1;
           fence_async_proxy();
           this->run_blocks(divide_up(unit.end_key, kKeys) - 1, unit.first_key / kKeys);
-          this->release(at_.q_empty(0));
+          this->release(memory_.q_empty);
         }
       named_sync(kAll, kThreads);
 #pragma unroll
@@ -460,7 +451,6 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
           histograms_[i * kWeightBins + bin] = 0;
         }
       }
-      reader.release(index);
       named_sync(kAll, kThreads);
     }
   }
@@ -500,9 +490,9 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
   // Warpgroups 0 and 1 take the two halves of a block's keys for the first part, the others for the second.
   __device__ int own_part() const { return group_ / 2; }
 
-  __device__ void multiply(float (&scores)[64], uint32_t keys) {
-    const uint64_t k = matrix_descriptor(uniform(keys + group_ % 2 * 64 * 128), 0);
-    const uint64_t q = matrix_descriptor(uniform(at_.q(0, own_part())), 0);
+  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
+    const uint64_t k = matrix_descriptor(uniform(shared_address(keys) + group_ % 2 * 64 * 128), 0);
+    const uint64_t q = matrix_descriptor(uniform(shared_address(memory_.q[own_part()])), 0);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
       Product<T, kBlockRows>::shared(scores, advance(k, step / 4 * kKeys * 128 + step % 4 * 32),
@@ -553,7 +543,7 @@ struct PoolMemory {
   int32_t histograms[ScoreShape<D>::kParts][kWeightBins];
 };
 
-template <class T, int D, bool kListed>
+template <class T, int D>
 __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
     prefill_pool_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -564,7 +554,7 @@ __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
     release_registers<ScoreShape<D>::kPoolLoadRegisters>();
-    pool_load<T, D, kListed>(call, memory.score, chunk);
+    pool_load<T, D>(call, memory.score, chunk);
   } else {
     take_registers<ScoreShape<D>::kPoolComputeRegisters>();
     PoolComputer<T, D>(call, memory.score, memory.histograms[0]).run();
@@ -577,8 +567,7 @@ void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream) {
   shape.blocks = call.multiprocessors;
   shape.threads = ScoreShape<D>::kThreads;
   shape.shared_bytes = sizeof(ScoreMemory<D, AttendUnit>);
-  launch("prefill_lse", call.map_rows == 0 ? prefill_lse_kernel<T, D, true> : prefill_lse_kernel<T, D, false>,
-         shape, stream, call);
+  launch("prefill_lse", prefill_lse_kernel<T, D>, shape, stream, call);
 }
 
 template <class T, int D>
@@ -587,9 +576,7 @@ void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t st
   shape.blocks = call.multiprocessors;
   shape.threads = ScoreShape<D>::kThreads;
   shape.shared_bytes = sizeof(PoolMemory<D>);
-  launch("prefill_pool",
-         call.map_rows == 0 ? prefill_pool_kernel<T, D, true> : prefill_pool_kernel<T, D, false>, shape,
-         stream, call, chunk);
+  launch("prefill_pool", prefill_pool_kernel<T, D>, shape, stream, call, chunk);
 }
 
 }  // namespace kascade::cuda
