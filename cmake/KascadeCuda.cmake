@@ -26,7 +26,7 @@ endfunction()
 
 foreach(folder IN ITEMS attention ops)
   file(GLOB_RECURSE kascade_cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${folder}/cuda/*.cu)
-  list(FILTER kascade_cuda_sources EXCLUDE REGEX "/cuda/test/")
+  list(FILTER kascade_cuda_sources EXCLUDE REGEX "/src/${folder}/cuda/test/")
   add_library(kascade_${folder}_cuda OBJECT ${kascade_cuda_sources})
   kascade_cuda_settings(kascade_${folder}_cuda)
   target_sources(kascade_${folder} PRIVATE $<TARGET_OBJECTS:kascade_${folder}_cuda>)

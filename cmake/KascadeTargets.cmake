@@ -88,9 +88,9 @@ endfunction()
 function(kascade_library folder)
   cmake_parse_arguments(arg "" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${folder}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/cuda/test/")  # kascade_cuda_test has them
+  list(FILTER sources EXCLUDE REGEX "/src/${folder}/cuda/test/")  # kascade_cuda_test has them
   if(NOT KASCADE_CUDA)
-    list(FILTER sources EXCLUDE REGEX "/cuda/")
+    list(FILTER sources EXCLUDE REGEX "/src/${folder}/cuda/")
   endif()
   set(all_sources ${sources})
   set(test_sources ${sources})

@@ -165,18 +165,18 @@ class Engine {
     forward_next(items, policy, {}, tokens);
   }
 
-  /// Prefills tokens in chunks (cut at multiples of max_rows() of the absolute position), budget_length =
-  /// the final length. visit(first_row, hidden [rows, hidden]) sees each chunk's residual stream; may be
-  /// empty. Returns the last row's residual, [hidden]; an empty prompt returns an empty span. cancel is
-  /// checked between chunks (throws Cancelled).
+  /// Prefills tokens in chunks of at most max_rows() rows that end at multiples of one size in absolute
+  /// position, budget_length = the final length. visit(first_row, hidden [rows, hidden]) sees each chunk's
+  /// residual stream; may be empty. Returns the last row's residual, [hidden]; an empty prompt returns an
+  /// empty span. cancel is checked between chunks (throws Cancelled). Whatever it throws, the sequence is as
+  /// it was.
   virtual std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens,
                                          const Policy* policy, LayerObserver* observer,
                                          const std::function<void(int64_t, std::span<const float>)>& visit,
                                          const std::atomic<bool>* cancel) = 0;
 
   /// Final norm and head: logits [rows, vocabulary] of residual rows [rows, hidden]. Valid until the next
-  /// call of it. Up to 8 rows take the decode path of the matrix product, more the prefill path: under "auto"
-  /// their last digits differ.
+  /// call of it. A row's bits do not depend on the rows beside it, on a GPU in the invariant mode only.
   virtual std::span<const float> logits(std::span<const float> hidden) = 0;
 
   /// Bytes now held on the device: caches as reserved by live pages, scratch, owned weights.

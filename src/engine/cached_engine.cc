@@ -218,6 +218,7 @@ std::span<const float> CachedEngine::prefill(
   require<Unsupported>(end <= config_.context,
                        "context: a prompt of {} tokens, but the model's context is {}", end, config_.context);
   const int64_t chunk = prefill_rows(policy, end);
+  const std::vector<float> last_hidden(cached.last_hidden().begin(), cached.last_hidden().end());
   std::span<const float> hidden;
   try {
     // All pages now: a prompt that does not fit says so before the work, not in the middle of it.
@@ -239,6 +240,7 @@ std::span<const float> CachedEngine::prefill(
   } catch (...) {
     cached.truncate(start);
     cached.roll_back();
+    cached.commit(start, last_hidden);
     throw;
   }
   return hidden.last(static_cast<size_t>(config_.hidden));

@@ -811,6 +811,7 @@ TEST(EngineErrors, CancelLeavesTheSequenceAsItWas) {
   const auto tokens = test::random_tokens(400, 61, 15);
   const auto sequence = engine->make_sequence();
   engine->prefill(*sequence, std::span(tokens).first(10), nullptr, nullptr, {}, nullptr);
+  const std::vector<float> last(sequence->last_hidden().begin(), sequence->last_hidden().end());
   std::atomic<bool> cancel = false;
   int chunks = 0;
   EXPECT_THAT(thrown<Cancelled>([&] {
@@ -821,6 +822,7 @@ TEST(EngineErrors, CancelLeavesTheSequenceAsItWas) {
               HasSubstr("246 of 390"));
   EXPECT_EQ(chunks, 2);
   EXPECT_EQ(sequence->length(), 10);
+  EXPECT_THAT(sequence->last_hidden(), testing::ElementsAreArray(last));
 }
 
 TEST(EngineErrors, AnObserverThatThrowsRollsBack) {
