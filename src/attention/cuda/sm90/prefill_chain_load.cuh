@@ -9,7 +9,7 @@
 
 namespace kascade::cuda {
 
-/// A ring: stage and parity of the next one, `step` further each time.
+/// A ring: stage and parity of the next entry, `step` further each time.
 template <int stages, int step = 1>
 struct StepRing {
   int stage = 0;
@@ -22,8 +22,9 @@ struct StepRing {
   }
 };
 
-/// Units of work, handed from the warp that draws them to all warps.
-template <class Unit, int entries = 2>
+/// Units of work, handed from the warp that draws them to all warps, which leave them there until they are
+/// done.
+template <class Unit, int entries>
 struct UnitStore {
   static constexpr int kEntries = entries;
   Unit units[entries];
@@ -306,8 +307,7 @@ class BoxLoader {
   int32_t keys_ = 0, batch_ = 0, kv_head_ = 0;  // of the sequence
   int32_t first_token_ = 0;                     // packed: of the sequence
   int32_t position_ = -1;                       // of this lane's key of the block that is not whole
-  int32_t page_ = 0,
-          next_page_ = 0;  // of the box that this lane looks up, of the block and of the one before
+  int32_t page_ = 0, next_page_ = 0;            // of this lane's box, of the block and of the one before
   // Of the block that is not whole: where this lane's key lies in K and V, which keys exist.
   uint32_t k_offset_ = 0, v_offset_ = 0, exists_ = 0;
 };
