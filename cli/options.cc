@@ -56,10 +56,10 @@ std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const M
   if (compute == "auto") {
     try {
       return PreparedModel::create(opened, compute, "cuda", progress);
-    } catch (const Unsupported& error) {
-      bar.clear();
-      note(fmt::format("runs on the CPU: {}", error.what()));
-    } catch (const OutOfMemory& error) {
+    } catch (const Error& error) {
+      const bool of_the_gpu = error.kind() == ErrorKind::kUnsupported ||
+                              error.kind() == ErrorKind::kOutOfMemory || error.kind() == ErrorKind::kDevice;
+      if (!of_the_gpu) throw;
       bar.clear();
       note(fmt::format("runs on the CPU: {}", error.what()));
     }

@@ -15,7 +15,7 @@ namespace kascade::cuda {
 /// Throws DeviceError naming the call.
 inline void check_call(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // told here: the next launch is not to be blamed for it
+  cudaGetLastError();  // told here: who asks for the last error later is not to meet this one
   throw_error<DeviceError>("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
@@ -47,23 +47,25 @@ class CudaBuffer {
   bool grow(int64_t count) {
     if (count <= count_) return false;
     // An eighth on top: lengths that grow step by step reallocate a logarithmic number of times.
-    const int64_t rounded = count_ == 0 ? count : count + count / 8;
-    const size_t bytes = static_cast<size_t>(rounded) * sizeof(T);
+    int64_t wanted = count_ == 0 ? count : count + count / 8;
     release();
     void* memory = nullptr;
-    const cudaError_t error =
-        place == Place::kDevice ? cudaMalloc(&memory, bytes) : cudaMallocHost(&memory, bytes);
+    cudaError_t error = allocate(&memory, wanted);
+    if (error == cudaErrorMemoryAllocation && wanted > count) {
+      wanted = count;
+      error = allocate(&memory, wanted);
+    }
     if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // told here
       size_t free = 0, total = 0;
       check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
       throw_error<OutOfMemory>("{}: cannot allocate {} of {} memory ({} of {} are free on the device)", name_,
-                               gigabytes(bytes), place == Place::kDevice ? "device" : "pinned",
-                               gigabytes(free), gigabytes(total));
+                               gigabytes(static_cast<uint64_t>(wanted) * sizeof(T)),
+                               place == Place::kDevice ? "device" : "pinned", gigabytes(free),
+                               gigabytes(total));
     }
     check_call(error, name_);
     data_ = static_cast<T*>(memory);
-    count_ = rounded;
+    count_ = wanted;
     return true;
   }
 
@@ -72,6 +74,14 @@ class CudaBuffer {
   uint64_t bytes() const { return static_cast<uint64_t>(count_) * sizeof(T); }
 
  private:
+  /// A failure is the caller's to tell.
+  static cudaError_t allocate(void** memory, int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    const cudaError_t error =
+        place == Place::kDevice ? cudaMalloc(memory, bytes) : cudaMallocHost(memory, bytes);
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+  }
   void release() {
     if (data_ == nullptr) return;
     if constexpr (place == Place::kDevice) {
