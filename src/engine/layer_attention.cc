@@ -24,31 +24,10 @@ const BatchView& LayerAttention::view_for(const LayerRule& rule) const {
 }
 
 AttentionParams LayerAttention::params_for(const LayerRule& rule, const BatchView& view) const {
-  AttentionParams params;
-  params.role = rule.role;
-  params.tile_rule = rule.tile_rule;
-  params.set_owner = rule.set_owner;
-  params.tile = rule.tile;
-  params.batch = view.size();
-  params.query_heads = config_.query_heads;
-  params.kv_heads = config_.kv_heads;
-  params.head_dim = config_.head_dim;
-  params.q_head_stride = params.out_head_stride = config_.head_dim;
-  params.q_row_stride = params.out_row_stride = int64_t{config_.query_heads} * config_.head_dim;
+  AttentionParams params = params_of(rule, view, config_);
   params.lse_row_stride = config_.query_heads;
-  params.cu_seqlens_q = view.cu_seqlens_q.data();
-  params.seq_lens_kv = view.seq_lens_kv.data();
-  params.budget_lens = view.budget_lens.data();
-  params.page_table = view.page_table;
-  params.page_table_stride = view.page_table_stride;
   params.kv_dtype = cache_->shape().dtype;
   params.page_size = cache_->shape().page_size;
-  params.head_map = rule.head_map;
-  params.needed = rule.needed;
-  params.budget = rule.budget;
-  params.max_q_len = view.max_q_len;
-  params.max_kv_len = view.max_kv_len;
-  params.max_total_q = view.cu_seqlens_q.back();
   return params;
 }
 

@@ -16,6 +16,32 @@ LayerRule rule_of(const Policy* policy, int layer, Phase phase) {
   return policy != nullptr ? policy->rule(layer, phase) : LayerRule{};
 }
 
+AttentionParams params_of(const LayerRule& rule, const BatchView& view, const ModelConfig& config) {
+  AttentionParams params;
+  params.role = rule.role;
+  params.tile_rule = rule.tile_rule;
+  params.set_owner = rule.set_owner;
+  params.tile = rule.tile;
+  params.budget = rule.budget;
+  params.head_map = rule.head_map;
+  params.needed = rule.needed;
+  params.batch = view.size();
+  params.query_heads = config.query_heads;
+  params.kv_heads = config.kv_heads;
+  params.head_dim = config.head_dim;
+  params.q_head_stride = params.out_head_stride = config.head_dim;
+  params.q_row_stride = params.out_row_stride = int64_t{config.query_heads} * config.head_dim;
+  params.cu_seqlens_q = view.cu_seqlens_q.data();
+  params.seq_lens_kv = view.seq_lens_kv.data();
+  params.budget_lens = view.budget_lens.data();
+  params.page_table = view.page_table;
+  params.page_table_stride = view.page_table_stride;
+  params.max_q_len = view.max_q_len;
+  params.max_kv_len = view.max_kv_len;
+  params.max_total_q = view.cu_seqlens_q.back();
+  return params;
+}
+
 int64_t sets_per_tile(SetOwner owner, const ModelConfig& config) {
   switch (owner) {
     case SetOwner::kKvHead:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/batch.h"
 #include "kascade/attention.h"
 #include "kascade/model.h"
 #include "kascade/policy.h"
@@ -13,6 +14,10 @@ namespace kascade {
 
 /// The rule of a layer; policy null = dense.
 LayerRule rule_of(const Policy* policy, int layer, Phase phase);
+
+/// What every device's call of a layer has in common: the rule's settings, the batch's arrays and maxima, q
+/// and out [rows, H, D] without gaps. Types, addresses, the cache and the sets are not in it.
+AttentionParams params_of(const LayerRule& rule, const BatchView& view, const ModelConfig& config);
 
 /// Index sets of one tile.
 int64_t sets_per_tile(SetOwner owner, const ModelConfig& config);

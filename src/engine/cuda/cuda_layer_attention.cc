@@ -13,8 +13,9 @@ namespace {
 
 using cuda::copy_to_host;
 
-/// Decode graphs are captured for a length that they serve for a while: up to a quarter more than is there.
-/// What a kernel costs on top at a shorter length than stated: docs/kernels/decode.md.
+/// Decode graphs are captured for a length that they serve for a while: a multiple of 1024, from 4096 on up
+/// to a quarter more than is there. What a kernel costs on top at a shorter length than stated:
+/// docs/kernels/decode.md.
 int64_t decode_length(int64_t length) {
   int64_t step = 1024;
   while (step * 8 <= length) step *= 2;
@@ -61,29 +62,11 @@ CudaLayerAttention::View& CudaLayerAttention::view_for(const LayerRule& rule, Ph
 
 AttentionParams CudaLayerAttention::params_for(const LayerRule& rule, const BatchView& view,
                                                int32_t max_kv_len) const {
-  AttentionParams params;
-  params.role = rule.role;
-  params.tile_rule = rule.tile_rule;
-  params.set_owner = rule.set_owner;
-  params.tile = rule.tile;
-  params.batch = view.size();
-  params.query_heads = config_.query_heads;
-  params.kv_heads = config_.kv_heads;
-  params.head_dim = config_.head_dim;
+  AttentionParams params = params_of(rule, view, config_);
   params.q_dtype = params.out_dtype = DType::kBF16;
-  params.q_head_stride = params.out_head_stride = config_.head_dim;
   params.q_row_stride = q_row_stride_;
-  params.out_row_stride = int64_t{config_.query_heads} * config_.head_dim;
-  params.budget = rule.budget;
-  pool_->describe(0, params);
-  params.cu_seqlens_q = view.cu_seqlens_q.data();
-  params.seq_lens_kv = view.seq_lens_kv.data();
-  params.budget_lens = view.budget_lens.data();
-  params.page_table = view.page_table;
-  params.page_table_stride = view.page_table_stride;
-  params.max_q_len = view.max_q_len;
   params.max_kv_len = max_kv_len;
-  params.max_total_q = view.cu_seqlens_q.back();
+  pool_->describe(0, params);
   return params;
 }
 
@@ -162,8 +145,6 @@ bool CudaLayerAttention::begin(const Batch& batch, const Policy* policy, Phase p
       params.tile_offsets = made.tile_offsets;
     }
     call.source = rule.role == Role::kDense ? -1 : source;
-    params.head_map = rule.head_map;
-    params.needed = rule.needed;
     shape_.layers[layer] = {.role = rule.role,
                             .tile_rule = rule.tile_rule,
                             .set_owner = rule.set_owner,
