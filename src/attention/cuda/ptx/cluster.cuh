@@ -8,9 +8,11 @@
 
 namespace kascade::cuda {
 
-/// Announces that the thread's writes to shared memory so far may be read; every arrival is followed by one
-/// wait. Writes to global memory, which would take longer, are left out.
-__device__ inline void cluster_arrive() {
+/// Announces that the thread's writes so far may be read; every arrival is followed by one wait.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+/// The same for what the thread wrote to its own block's shared memory, and for nothing else: waits for no write to
+/// global memory, which takes longer.
+__device__ inline void cluster_arrive_own() {
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }

@@ -164,7 +164,8 @@ class Selector {
 
   __device__ void sync_blocks() const {
     if (blocks_ > 1) {
-      cluster_sync();
+      cluster_arrive_own();
+      cluster_wait();
     } else {
       __syncthreads();
     }
@@ -458,7 +459,7 @@ class Selector {
       const Candidate* candidates = in_block(&memory_.candidates[0], warp_);
       for (int32_t c = lane_; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
     }
-    if (blocks_ > 1) cluster_arrive();
+    if (blocks_ > 1) cluster_arrive_own();
     __syncthreads();
     Candidate own[kOwnCandidates];
     bool exists[kOwnCandidates];
@@ -558,7 +559,7 @@ class Selector {
     sync_blocks();
     int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
     int32_t tied = lane_ < rank_ ? *in_block(&memory_.block_ties, lane_) : 0;
-    if (blocks_ > 1) cluster_arrive();
+    if (blocks_ > 1) cluster_arrive_own();
     before = __reduce_add_sync(0xFFFFFFFFu, before);
     tied = __reduce_add_sync(0xFFFFFFFFu, tied);
     before += min(tied, wanted);
