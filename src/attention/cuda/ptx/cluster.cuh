@@ -10,8 +10,8 @@ namespace kascade::cuda {
 
 /// Announces that the thread's writes so far may be read; every arrival is followed by one wait.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-/// The same for what the thread wrote to its own block's shared memory, and for nothing else: waits for no write to
-/// global memory, which takes longer.
+/// The same for what the thread wrote to its own block's shared memory, and for nothing else: waits for no
+/// write to global memory, which takes longer.
 __device__ inline void cluster_arrive_own() {
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
