@@ -73,6 +73,8 @@ struct Inspect {
   }
 
   void run() const {
+    require<BadArgument>(on_gpu || (batch == 1 && memory.empty()), "{}: goes with --device cuda",
+                         memory.empty() ? "--batch" : "--memory");
     const auto model = options.open();
     const ModelConfig& config = model->config();
     const Tokenizer& tokenizer = model->tokenizer();

@@ -23,7 +23,7 @@ constexpr uint64_t kChunkScratchBytes = uint64_t{3} << 30;
 constexpr size_t kMostGraphs = 32;
 // Products of fewer rows than a whole chunk take what the library suggests first; those of steps and of whole
 // chunks are worth choosing by time.
-constexpr int64_t kMostStepRows = 64;
+constexpr int64_t kStepProductRows = 64;
 // The head multiplies as many rows at once. Logits of invariant engines are always made as steps make them.
 constexpr int64_t kHeadRows = 512;
 
@@ -107,7 +107,7 @@ uint64_t CudaEngine::planned_bytes(const ModelConfig& config, const EngineOption
   const auto head = static_cast<uint64_t>(std::max(batch, int64_t{1})) *
                     static_cast<uint64_t>(config.vocabulary) * sizeof(float);
   return shape.total_bytes() + static_cast<uint64_t>(chunk) * row_bytes(config) + kChunkScratchBytes + rope +
-         head;
+         head + cuda::MatrixProducts::kWorkspaceBytes;
 }
 
 bool CudaEngine::make_room(int64_t rows) {
@@ -181,7 +181,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   product_rows_ = rows;
   // A chunk is multiplied as a chunk however short it is: invariant products know steps by their rows.
   if (options_.invariant && options.phase != Phase::kDecode)
-    product_rows_ = std::max(rows, kMostStepRows + 1);
+    product_rows_ = std::max(rows, kStepProductRows + 1);
   forget_moved([&] {
     bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
     moved |= upload_.place();
@@ -201,7 +201,7 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   positions_ = upload_.at<int32_t>(positions);
   last_rows_ = upload_.at<int32_t>(last_rows);
   sample_rows_ = upload_.at<cuda::SampleRow>(sample_rows);
-  if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kMostStepRows))
+  if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kStepProductRows))
     prepare_products(rows, false);
   if (draw != Draw::kNothing) prepare_products(sequences, true);
 
@@ -404,13 +404,13 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
                        "logits: {} values, expected whole rows of {}", hidden.size(), width);
   const auto rows = static_cast<int64_t>(hidden.size()) / width;
   if (rows == 0) return {};
-  const int64_t at_once = std::min(rows, options_.invariant ? kMostStepRows : kHeadRows);
+  const int64_t at_once = std::min(rows, options_.invariant ? kStepProductRows : kHeadRows);
   forget_moved([&] {
     const bool moved = last_.grow(at_once * width);
     return make_room_for_head(at_once) || moved;
   });
   host_logits_.grow(rows * vocabulary);
-  if (rows <= kMostStepRows) prepare_products(rows, true);
+  if (rows <= kStepProductRows) prepare_products(rows, true);
   for (int64_t row = 0; row < rows; row += at_once) {
     const int64_t count = std::min(at_once, rows - row);
     copy_to_device(last_.data(), hidden.data() + row * width, count * width, stream_);
@@ -444,7 +444,7 @@ void CudaEngine::fill_cache(Sequence& sequence, int64_t length, uint64_t seed) {
 
 uint64_t CudaEngine::memory_bytes() const {
   uint64_t bytes = prepared_->bytes() + cache_->live_bytes() + attention_.bytes() + upload_.bytes() +
-                   products_.workspace_bytes();
+                   cuda::MatrixProducts::kWorkspaceBytes;
   for (const uint64_t buffer :
        {residual_.bytes(), normed_.bytes(), qkv_.bytes(), attended_.bytes(), gate_up_.bytes(),
         activated_.bytes(), last_.bytes(), last_normed_.bytes(), logits_.bytes(), next_.bytes(),

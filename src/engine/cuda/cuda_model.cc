@@ -99,7 +99,10 @@ class Loader {
     }
   }
 
-  void finish() { stream_.wait(); }
+  void finish() {
+    stream_.wait();
+    if (progress_) progress_(total_, total_);
+  }
 
  private:
   cuda::Stream stream_;

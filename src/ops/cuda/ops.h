@@ -100,7 +100,7 @@ class MatrixProducts {
   void multiply(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows, void* out, bool float_out,
                 bool accumulate, cudaStream_t stream);
 
-  uint64_t workspace_bytes() const;
+  static constexpr uint64_t kWorkspaceBytes = size_t{64} << 20;
 
   /// For comparisons: shapes that are new from here on go to cuBLASLt alone.
   void use_library_alone();

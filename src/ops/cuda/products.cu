@@ -19,7 +19,6 @@
 namespace kascade::cuda {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kCandidates = 12;
 constexpr int kManyRowsCandidates = 5;
 constexpr int kTimings = 3;
@@ -168,9 +167,9 @@ struct MatrixProducts::Impl {
     cublasLtHandle_t created = nullptr;
     check_blas(cublasLtCreate(&created), "cublasLtCreate");
     handle.reset(created);
-    if (cudaMalloc(&workspace, kWorkspaceBytes) != cudaSuccess) {
+    if (cudaMalloc(&workspace, MatrixProducts::kWorkspaceBytes) != cudaSuccess) {
       cudaGetLastError();  // a failed allocation is no launch's failure
-      throw OutOfMemory("the workspace of products needs " + std::to_string(kWorkspaceBytes) +
+      throw OutOfMemory("the workspace of products needs " + std::to_string(MatrixProducts::kWorkspaceBytes) +
                         " bytes of device memory");
     }
   }
@@ -213,7 +212,8 @@ std::vector<Algorithm> MatrixProducts::Impl::candidates(const Form& form, const 
   check_blas(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
   const Preference preference(created);
   check_blas(cublasLtMatmulPreferenceSetAttribute(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                  &kWorkspaceBytes, sizeof kWorkspaceBytes),
+                                                  &MatrixProducts::kWorkspaceBytes,
+                                                  sizeof MatrixProducts::kWorkspaceBytes),
              "cublasLtMatmulPreferenceSetAttribute");
   // Rows of x and out may begin at any 16 bytes; the default is 256.
   const uint32_t alignment = 16;
@@ -286,7 +286,7 @@ void MatrixProducts::Impl::run(const DeviceMatrix& matrix, const Form& form, con
   const float one = 1, old = form.accumulate ? 1 : 0;
   check_blas(cublasLtMatmul(handle.get(), problem.operation.get(), &one, matrix.weight, problem.weight.get(),
                             x, problem.x.get(), &old, out, problem.out.get(), out, problem.out.get(),
-                            &choice.algorithm.value, workspace, kWorkspaceBytes, stream),
+                            &choice.algorithm.value, workspace, MatrixProducts::kWorkspaceBytes, stream),
              "cublasLtMatmul");
 }
 
@@ -372,8 +372,6 @@ MatrixProducts::MatrixProducts(Products mode) : impl_(std::make_unique<Impl>(mod
 MatrixProducts::~MatrixProducts() = default;
 MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
 MatrixProducts& MatrixProducts::operator=(MatrixProducts&&) noexcept = default;
-
-uint64_t MatrixProducts::workspace_bytes() const { return kWorkspaceBytes; }
 
 void MatrixProducts::use_library_alone() { impl_->library_alone = true; }
 
