@@ -76,4 +76,15 @@ Plan tiny_plan(const Model& model, std::vector<int> anchors, int tile = 32);
 /// The largest |a - b|, infinite when the sizes differ or a value is not finite.
 double largest_difference(std::span<const float> a, std::span<const float> b);
 
+/// What the exception of type E that f throws says.
+template <class E, class F>
+std::string thrown(F&& f) {
+  try {
+    f();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "(nothing thrown)";
+}
+
 }  // namespace kascade::test

@@ -15,6 +15,7 @@
 namespace kascade {
 namespace {
 
+using test::thrown;
 using test::TinyModel;
 using test::TinyModelOptions;
 using testing::HasSubstr;
@@ -88,16 +89,6 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
     norm += std::pow(double{b[i]}, 2);
   }
   return a.size() == b.size() ? std::sqrt(difference / norm) : INFINITY;
-}
-
-template <class E, class F>
-std::string thrown(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "(nothing thrown)";
 }
 
 class CudaEngineTest : public testing::Test {

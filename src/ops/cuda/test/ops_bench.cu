@@ -191,6 +191,23 @@ void bench_prefill_products() {
 }
 
 /// Small operators: microseconds each in a graph of 64, and the bytes they move.
+cuda::RopeAppend llama_rope(Bf16* qkv, const float2* table, const DeviceBuffer& positions,
+                            const DeviceBuffer& slots, const DeviceBuffer& keys, const DeviceBuffer& values) {
+  cuda::RopeAppend rope;
+  rope.qkv = qkv;
+  rope.row_stride = 6144;
+  rope.rope_table = table;
+  rope.positions = positions.as<int32_t>();
+  rope.slots = slots.as<int64_t>();
+  rope.k_pages = keys.as<Bf16>();
+  rope.v_pages = values.as<Bf16>();
+  rope.page_size = 64;
+  rope.query_heads = 32;
+  rope.kv_heads = 8;
+  rope.head_dim = 128;
+  return rope;
+}
+
 void bench_small_operators() {
   Setting s;
   constexpr int kTimes = 64;
@@ -209,18 +226,8 @@ void bench_small_operators() {
   }
   const DeviceBuffer d_positions = DeviceBuffer::of(positions), d_slots = DeviceBuffer::of(slots);
   const DeviceBuffer keys(size_t{8192} * 1024 * 2), values(size_t{8192} * 1024 * 2), tokens(4096);
-  cuda::RopeAppend rope;
-  rope.qkv = s.x.as<Bf16>();
-  rope.row_stride = 6144;
-  rope.rope_table = s.out.as<float2>();
-  rope.positions = d_positions.as<int32_t>();
-  rope.slots = d_slots.as<int64_t>();
-  rope.k_pages = keys.as<Bf16>();
-  rope.v_pages = values.as<Bf16>();
-  rope.page_size = 64;
-  rope.query_heads = 32;
-  rope.kv_heads = 8;
-  rope.head_dim = 128;
+  const cuda::RopeAppend rope =
+      llama_rope(s.x.as<Bf16>(), s.out.as<float2>(), d_positions, d_slots, keys, values);
   for (const int64_t rows : {int64_t{1}, int64_t{4}, int64_t{32}, int64_t{8192}}) {
     const auto r = static_cast<double>(rows);
     print("rms_norm", rows, r * 4096 * 6, [&] {
@@ -290,18 +297,8 @@ void bench_decode_step() {
         else
           multiply(i < 4 ? layers[0].weights[i] : head, i, gated, i == 4 ? logits : gate_up);
       }
-      cuda::RopeAppend rope;
-      rope.qkv = qkv.as<Bf16>();
-      rope.row_stride = 6144;
-      rope.rope_table = table.as<float2>();
-      rope.positions = d_positions.as<int32_t>();
-      rope.slots = d_slots.as<int64_t>();
-      rope.k_pages = keys.as<Bf16>();
-      rope.v_pages = values.as<Bf16>();
-      rope.page_size = 64;
-      rope.query_heads = 32;
-      rope.kv_heads = 8;
-      rope.head_dim = 128;
+      const cuda::RopeAppend rope =
+          llama_rope(qkv.as<Bf16>(), table.as<float2>(), d_positions, d_slots, keys, values);
       const double ms = stream.milliseconds([&] {
         cuda::embed(head.as<Bf16>(), d_tokens.as<int32_t>(), rows, 4096, residual.as<float>(), stream.get());
         for (const Layer& layer : layers) {
