@@ -11,9 +11,9 @@
 
 #include "attention/check.h"
 #include "attention/cuda/common/call.h"
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/launch.h"
 
 namespace kascade {
 namespace cuda {

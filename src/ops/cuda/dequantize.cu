@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/cluster.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/cluster.cuh"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {

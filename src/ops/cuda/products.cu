@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/small_product.h"
 

@@ -2,7 +2,7 @@
 // Rotary embedding's table, and what happens to q, k and v between the product and attention.
 #include <string>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {

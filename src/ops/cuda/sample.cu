@@ -2,8 +2,8 @@
 // One block a row: the row's logits stay in L2, and every pass reads them again. Cuts (the k-th heaviest
 // token, the token that completes the mass) are found digit by digit, eight bits at a time, from histograms
 // of counts or masses.
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/cluster.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/cluster.cuh"
 #include "ops/cuda/sample.h"
 
 namespace kascade::cuda {

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <string>
 
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/barrier.cuh"
-#include "attention/cuda/ptx/cluster.cuh"
-#include "attention/cuda/ptx/mma.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/barrier.cuh"
+#include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/ptx/mma.cuh"
 #include "ops/cuda/small_product.h"
 
 namespace kascade::cuda {

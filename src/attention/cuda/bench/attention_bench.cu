@@ -10,9 +10,9 @@
 #include "attention/cuda/bench/attention_bench.h"
 #include "attention/cuda/bench/product_peak.h"
 #include "attention/cuda/bench/read_bandwidth.h"
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/params.h"
+#include "base/cuda/launch.h"
 
 namespace kascade {
 namespace {

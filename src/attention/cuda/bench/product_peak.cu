@@ -3,10 +3,10 @@
 #include <array>
 
 #include "attention/cuda/bench/product_peak.h"
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/async_copy.cuh"
-#include "attention/cuda/ptx/barrier.cuh"
-#include "attention/cuda/ptx/wgmma.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/async_copy.cuh"
+#include "base/cuda/ptx/barrier.cuh"
+#include "base/cuda/ptx/wgmma.cuh"
 
 namespace kascade {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "attention/cuda/bench/read_bandwidth.h"
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "kascade/error.h"
 
 namespace kascade {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "attention/cuda/common/call.h"
-#include "attention/cuda/ptx/mma.cuh"
+#include "base/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 

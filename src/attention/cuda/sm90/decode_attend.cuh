@@ -7,11 +7,11 @@
 #include <type_traits>
 
 #include "attention/cuda/common/call.h"
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
-#include "attention/cuda/ptx/async_copy.cuh"
 #include "attention/cuda/sm90/decode_compute.cuh"
 #include "attention/cuda/sm90/decode_unit.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/async_copy.cuh"
 
 namespace kascade::cuda {
 

@@ -5,8 +5,8 @@
 
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
-#include "attention/cuda/ptx/mma.cuh"
 #include "attention/cuda/sm90/decode_unit.cuh"
+#include "base/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "attention/cuda/common/call.h"
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
-#include "attention/cuda/ptx/cluster.cuh"
-#include "attention/cuda/ptx/mma.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 namespace {

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/launch.h"
 
 namespace kascade::cuda {
 namespace {
@@ -45,6 +46,30 @@ size_t lay_out(PrefillCall& call, std::byte* base) {
   return offset;
 }
 
+/// The largest power of two of bytes that divides strides of 16-bit elements.
+int stride_shift(std::initializer_list<int64_t> strides) {
+  int64_t all = 0;
+  for (const int64_t stride : strides) all |= stride;
+  return all == 0 ? 1 : std::min(std::countr_zero(static_cast<uint64_t>(all)), 20) + 1;
+}
+
+void set_strides(PrefillCall& call) {
+  const AttentionParams& p = call.params;
+  const bool paged = p.page_table != nullptr;
+  const int64_t k_page = paged ? p.k_page_stride : 0, v_page = paged ? p.v_page_stride : 0;
+  const int kv = stride_shift({p.k_token_stride, p.v_token_stride, k_page, v_page});
+  const auto units = [](int64_t stride, int shift) { return static_cast<uint32_t>(stride * 2 >> shift); };
+  call.kv_unit = uint32_t{1} << kv;
+  call.k_token_units = units(p.k_token_stride, kv);
+  call.v_token_units = units(p.v_token_stride, kv);
+  call.k_page_units = units(k_page, kv);
+  call.v_page_units = units(v_page, kv);
+  const int q = stride_shift({p.q_row_stride, p.q_head_stride});
+  call.q_unit = uint32_t{1} << q;
+  call.q_row_units = units(p.q_row_stride, q);
+  call.q_head_units = units(p.q_head_stride, q);
+}
+
 PrefillCall make_call(const AttentionParams& p) {
   PrefillCall call;
   call.params = p;
@@ -52,6 +77,7 @@ PrefillCall make_call(const AttentionParams& p) {
   call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
   const int32_t group = group_size(p);
   call.sets = sets_per_tile(p);
+  set_strides(call);
   if (p.page_table != nullptr && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
@@ -129,9 +155,17 @@ void encode_maps(PrefillCall& call) {
 }
 
 template <class T, int D>
+void launch_dense(const PrefillCall& call, cudaStream_t stream) {
+  if constexpr (D == 128) {
+    if (call.map_rows != 0) return launch_prefill_chain<T, D>(call, stream);
+  }
+  launch_prefill_attend<T, D>(call, false, stream);
+}
+
+template <class T, int D>
 void launch_typed(const PrefillCall& call, cudaStream_t stream) {
   const Role role = call.params.role;
-  if (role == Role::kDense || role == Role::kLayer0) launch_prefill_attend<T, D>(call, false, stream);
+  if (role == Role::kDense || role == Role::kLayer0) launch_dense<T, D>(call, stream);
   if (role == Role::kAnchor) launch_prefill_lse<T, D>(call, stream);
   for (int32_t chunk = 0; chunk < call.chunks; ++chunk) {
     launch_prefill_pool<T, D>(call, chunk, stream);

@@ -7,10 +7,10 @@
 #include <cfloat>
 #include <cmath>
 
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/mma.cuh"
-#include "attention/cuda/ptx/wgmma.cuh"
 #include "attention/cuda/sm90/prefill_load.cuh"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/mma.cuh"
+#include "base/cuda/ptx/wgmma.cuh"
 
 namespace kascade::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "attention/cuda/ptx/barrier.cuh"
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/ptx/barrier.cuh"
 
 namespace kascade::cuda {
 

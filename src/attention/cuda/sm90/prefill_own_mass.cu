@@ -4,9 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "attention/cuda/common/launch.h"
-#include "attention/cuda/ptx/mma.cuh"
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/launch.h"
+#include "base/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first kernels of a prefill call: entries of the tables of work by sequence, then the tables. The same
 // rules as attention/params.cc.
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/launch.h"
 
 namespace kascade::cuda {
 namespace {

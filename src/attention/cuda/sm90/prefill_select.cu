@@ -2,8 +2,8 @@
 // Selection of a prefill call: one block takes a tile's set from its pooled weights. The histogram made with
 // the weights names the bin of the cut; the keys in that bin decide the cut exactly; a last pass writes
 // members ascending.
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/sm90/prefill_weights.cuh"
+#include "base/cuda/launch.h"
 
 namespace kascade::cuda {
 namespace {

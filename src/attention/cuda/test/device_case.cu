@@ -4,11 +4,11 @@
 #include <numeric>
 #include <utility>
 
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/test/device_case.h"
 #include "attention/kernels.h"
 #include "attention/params.h"
+#include "base/cuda/launch.h"
 #include "kascade/dtype.h"
 
 namespace kascade::cuda_test {

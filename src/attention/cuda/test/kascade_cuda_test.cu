@@ -13,11 +13,11 @@
 
 #include "attention/cuda/bench/attention_bench.h"
 #include "attention/cuda/c_api.h"
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/test/cuda_test.h"
 #include "attention/cuda/test/device_case.h"
 #include "attention/params.h"
+#include "base/cuda/launch.h"
 
 namespace kascade::cuda_test {
 

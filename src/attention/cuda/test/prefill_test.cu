@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "attention/cuda/common/launch.h"
 #include "attention/cuda/test/cuda_test.h"
+#include "base/cuda/launch.h"
 
 namespace kascade::cuda_test {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "base/cuda/test/device_test.h"
 
 namespace kascade::cuda_test {

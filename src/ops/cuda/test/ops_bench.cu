@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "base/cuda/test/device_test.h"
 #include "ops/cuda/ops.h"
 

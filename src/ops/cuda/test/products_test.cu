@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/cuda/common/launch.h"
+#include "base/cuda/launch.h"
 #include "base/cuda/test/device_test.h"
 #include "kascade/dtype.h"
 #include "kascade/error.h"
