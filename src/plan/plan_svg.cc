@@ -261,8 +261,9 @@ void draw_shares(const std::vector<PlanCandidate>& candidates, const Plan& plan,
   chart.use_linear(low, 1);
   chart.frame("Agreement and retrieval, %", chosen);
   const double step = 1 - low > 0.5 ? 0.2 : 1 - low > 0.25 ? 0.1 : 0.05;
-  for (double value = 1; value >= low - 1e-9; value -= step)
-    chart.grid_line(value, fmt::format("{:.0f}", 100 * value));
+  const int lines = static_cast<int>((1 - low) / step + 1e-9);
+  for (int line = 0; line <= lines; ++line)
+    chart.grid_line(1 - line * step, fmt::format("{:.0f}", 100 * (1 - line * step)));
   chart.series(candidates, &PlanCandidate::top1, kTop1);
   chart.series(candidates, &PlanCandidate::passkey, kPasskey);
   if (plan.validation) {
