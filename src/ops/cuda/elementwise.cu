@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(kArgMaxThreads)
     arg_max_kernel(const float* logits, int64_t vocabulary, bool by_fours, int32_t* tokens) {
   __shared__ uint64_t warps[kArgMaxThreads / 32];
   __shared__ uint64_t blocks[kArgMaxCluster];
+  cluster_arrive();
   allow_next_kernel();
   wait_for_previous_kernel();
   const int rank = cluster_rank();
@@ -235,6 +236,7 @@ __global__ void __launch_bounds__(kArgMaxThreads)
   best = warp_max(best);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
   __syncthreads();
+  cluster_wait();  // block 0 has begun, so its memory may be written
   if (threadIdx.x < 32) {
     best = warp_max(threadIdx.x < kArgMaxThreads / 32 ? warps[threadIdx.x] : 0);
     if (threadIdx.x == 0) *in_block(&blocks[rank], 0) = best;

@@ -169,8 +169,12 @@ struct MatrixProducts::Impl {
     handle.reset(created);
     if (cudaMalloc(&workspace, MatrixProducts::kWorkspaceBytes) != cudaSuccess) {
       cudaGetLastError();  // a failed allocation is no launch's failure
-      throw OutOfMemory("the workspace of products needs " + std::to_string(MatrixProducts::kWorkspaceBytes) +
-                        " bytes of device memory");
+      size_t free = 0, total = 0;
+      check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", "product");
+      throw OutOfMemory("workspace of products: cannot allocate " +
+                        std::to_string(MatrixProducts::kWorkspaceBytes >> 20) + " MiB of device memory (" +
+                        std::to_string(free >> 20) + " of " + std::to_string(total >> 20) +
+                        " MiB are free on the device)");
     }
   }
   Impl(const Impl&) = delete;

@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
   if (threadIdx.x == kConsumers) {
     for (int stage = 0; stage < call.stages; ++stage) {
       init_barrier(control.full[stage], kProducers);
-      init_barrier(control.empty[stage], kConsumers / 32);
+      init_barrier(control.empty[stage], kConsumers);
     }
     init_barrier(control.ready, static_cast<uint32_t>(split));
     init_barrier(control.released, static_cast<uint32_t>(split));
@@ -306,8 +306,9 @@ __global__ void __launch_bounds__(kThreads, 1) small_product_kernel(const __grid
       const auto inputs = static_cast<int>(min(int64_t{kChunk}, call.inputs - int64_t{chunk} * kChunk));
       wait_barrier(control.full[at.stage], at.parity);
       multiply_chunk<kColumns, kTilesEach>(sums, weights, x, call.rows, tiles, inputs, quarter, half, lane);
-      __syncwarp();
-      if (lane == 0) arrive(control.empty[at.stage]);
+      // Each lane for the reads of its own: its arrival comes after them, and copies after the producers'
+      // wait.
+      arrive(control.empty[at.stage]);
       at.advance_stage(call.stages);
     }
 #pragma unroll

@@ -147,24 +147,22 @@ void test_products() {
 
 void test_small_products() { check_sizes({{40, 192}, {320, 576}}, {1, 9, 33, 64}); }
 
-/// Every shape of blocks that the kernel takes, whichever a matrix of today gets.
-void test_small_product_shapes() {
-  const Operands o(333, 2400, 64);  // inputs end within a chunk
-  constexpr int64_t kRows[] = {1, 8, 12, 20, 30, 64};
+/// o has 64 rows.
+void run_shapes_of_blocks(const Operands& o, std::initializer_list<int> splits,
+                          std::initializer_list<int> tile_counts, std::initializer_list<int64_t> row_counts) {
   const auto most = static_cast<size_t>(64 * o.outputs);
   const DeviceBuffer exact(most * 8), magnitude(most * 8);
   exact_product<<<static_cast<unsigned>((most + 127) / 128), 128>>>(
       o.weight.as<Bf16>(), o.x.as<Bf16>(), o.outputs, o.inputs, 64, exact.as<double>(),
       magnitude.as<double>());
   const auto sums = exact.download<double>(most), sizes = magnitude.download<double>(most);
-  for (const int split : {1, 2, 4})
-    for (const int tiles : {1, 3, 4, 8})
-      for (const int64_t rows : kRows) {
+  for (const int split : splits)
+    for (const int tiles : tile_counts)
+      for (const int64_t rows : row_counts) {
         if ((rows > 32 && tiles > 4)) continue;
         cuda::SmallProductShape shape;
         shape.split = split;
         shape.tiles = tiles;
-        // 21 tiles of outputs: blocks have unequal shares.
         shape.clusters = tiles == 3 ? 1 : 5;
         shape.stages = tiles > 4 || rows > 8 ? 1 : tiles == 4 ? 2 : 3;
         shape.lead = tiles;
@@ -181,6 +179,16 @@ void test_small_product_shapes() {
           }
         EXPECT(same_bits(got, again.download<float>(count)), "a second run differs");
       }
+}
+
+/// Every shape of blocks that the kernel takes, whichever a matrix of today gets.
+void test_small_product_shapes() {
+  // 21 tiles of outputs: blocks have unequal shares; inputs end within a chunk.
+  run_shapes_of_blocks(Operands(333, 2400, 64), {1, 2, 4}, {1, 3, 4, 8}, {1, 8, 12, 20, 30, 64});
+}
+/// Every instantiation, with stages that are filled again, and no more work than a race checker bears.
+void test_some_small_product_shapes() {
+  run_shapes_of_blocks(Operands(83, 1600, 64), {1, 2}, {3, 8}, {1, 12, 30, 64});
 }
 
 /// In the invariant mode a row's bits depend on the row alone, within and above 64 rows.
@@ -298,7 +306,8 @@ void test_product_refusals() {
 
 const Registered kTests[] = {{21, "products", test_products, "all"},
                              {21, "products: few and small", test_small_products, "all sanitize"},
-                             {21, "products: shapes of blocks", test_small_product_shapes, "all sanitize"},
+                             {21, "products: shapes of blocks", test_small_product_shapes, "all"},
+                             {21, "products: some shapes", test_some_small_product_shapes, "sanitize"},
                              {21, "products: invariance", test_product_invariance, "all"},
                              {21, "products: NaN", test_product_nan, "all"},
                              {21, "products: graph", test_product_graph, "all"},
