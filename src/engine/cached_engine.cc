@@ -15,22 +15,6 @@ constexpr int32_t kChunkUnit = 128;
 constexpr int32_t kMaxPageSize = 65536;
 constexpr int64_t kMaxStepRows = 8;
 
-EngineOptions checked(EngineOptions options, const ModelConfig& config, int32_t default_chunk) {
-  if (options.prefill_chunk == 0) options.prefill_chunk = default_chunk;
-  require<BadArgument>(options.prefill_chunk >= kChunkUnit && options.prefill_chunk % kChunkUnit == 0,
-                       "prefill_chunk: expected a positive multiple of {}, got {}", kChunkUnit,
-                       options.prefill_chunk);
-  require<BadArgument>(options.page_size >= 1 && options.page_size <= kMaxPageSize,
-                       "page_size: expected 1..{}, got {}", kMaxPageSize, options.page_size);
-  require<BadArgument>(options.cache_tokens >= 0, "cache_tokens: expected 0 or more, got {}",
-                       options.cache_tokens);
-  if (options.cache_tokens == 0) options.cache_tokens = config.context;
-  const int64_t pages = (options.cache_tokens - 1) / options.page_size + 1;
-  require<BadArgument>(pages <= INT32_MAX, "cache_tokens: {} tokens are {} pages, expected at most {}",
-                       options.cache_tokens, pages, INT32_MAX);
-  return options;
-}
-
 int64_t total_rows(std::span<const ForwardItem> items) {
   int64_t rows = 0;
   for (const ForwardItem& item : items) rows += static_cast<int64_t>(item.tokens.size());
@@ -52,12 +36,28 @@ CachedEngine::CachedEngine(std::shared_ptr<const PreparedModel> model, const Eng
       options_(checked(options, config_, default_chunk)),
       model_(std::move(model)) {}
 
-KvCacheShape CachedEngine::cache_shape(DType dtype) const {
-  return KvCacheShape{.layers = config_.layers,
-                      .kv_heads = config_.kv_heads,
-                      .head_dim = config_.head_dim,
-                      .pages = (options_.cache_tokens - 1) / options_.page_size + 1,
-                      .page_size = options_.page_size,
+EngineOptions CachedEngine::checked(EngineOptions options, const ModelConfig& config, int32_t default_chunk) {
+  if (options.prefill_chunk == 0) options.prefill_chunk = default_chunk;
+  require<BadArgument>(options.prefill_chunk >= kChunkUnit && options.prefill_chunk % kChunkUnit == 0,
+                       "prefill_chunk: expected a positive multiple of {}, got {}", kChunkUnit,
+                       options.prefill_chunk);
+  require<BadArgument>(options.page_size >= 1 && options.page_size <= kMaxPageSize,
+                       "page_size: expected 1..{}, got {}", kMaxPageSize, options.page_size);
+  require<BadArgument>(options.cache_tokens >= 0, "cache_tokens: expected 0 or more, got {}",
+                       options.cache_tokens);
+  if (options.cache_tokens == 0) options.cache_tokens = config.context;
+  const int64_t pages = (options.cache_tokens - 1) / options.page_size + 1;
+  require<BadArgument>(pages <= INT32_MAX, "cache_tokens: {} tokens are {} pages, expected at most {}",
+                       options.cache_tokens, pages, INT32_MAX);
+  return options;
+}
+
+KvCacheShape CachedEngine::cache_shape(const ModelConfig& config, const EngineOptions& options, DType dtype) {
+  return KvCacheShape{.layers = config.layers,
+                      .kv_heads = config.kv_heads,
+                      .head_dim = config.head_dim,
+                      .pages = (options.cache_tokens - 1) / options.page_size + 1,
+                      .page_size = options.page_size,
                       .dtype = dtype};
 }
 

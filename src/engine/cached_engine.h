@@ -39,8 +39,10 @@ class CachedEngine : public Engine {
   CachedEngine(std::shared_ptr<const PreparedModel> model, const EngineOptions& options,
                int32_t default_chunk);
 
-  /// The shape of a pool that holds cache_tokens tokens.
-  KvCacheShape cache_shape(DType dtype) const;
+  /// Options without zeros that stand for something else. Throws BadArgument for those out of range.
+  static EngineOptions checked(EngineOptions options, const ModelConfig& config, int32_t default_chunk);
+  /// The shape of a pool that holds cache_tokens tokens, of checked options.
+  static KvCacheShape cache_shape(const ModelConfig& config, const EngineOptions& options, DType dtype);
   std::vector<double> rope_frequencies() const;
 
   /// The rows of batch_ through the layers; returns residual rows, [rows, hidden] or [sequences, hidden] or

@@ -26,7 +26,7 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, const EngineOptions&
     : CachedEngine(model, options, kDefaultChunk),
       prepared_(std::move(model)),
       threads_(options_.threads),
-      cache_(std::make_shared<KvCache>(cache_shape(prepared_->kv_dtype()))),
+      cache_(std::make_shared<KvCache>(cache_shape(config_, options_, prepared_->kv_dtype()))),
       attention_(config_, cache_, options_.attention_kernel, threads_),
       rope_(rope_frequencies(), config_.rope_layout == RopeLayout::kAdjacent) {
   pool_ = cache_;

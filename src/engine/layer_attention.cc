@@ -187,31 +187,12 @@ AttentionParams LayerAttention::one_sequence(const AttentionParams& params, cons
 }
 
 uint64_t LayerAttention::prefill_bytes(const Policy* policy, int64_t rows, int64_t kv_len) {
-  uint64_t set_bytes = 0, workspace_bytes = 0;
-  BatchView view;
-  view.cu_seqlens_q = {0, static_cast<int32_t>(rows)};
-  view.max_q_len = static_cast<int32_t>(rows);
-  view.seq_lens_kv = view.budget_lens = {static_cast<int32_t>(kv_len)};
-  view.max_kv_len = static_cast<int32_t>(rounded_length(kv_len));
-  std::vector<int32_t> offsets;
-  int32_t capacity = 0;
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
-    AttentionParams params = params_for(rule, view);
-    if (selects_sets(rule) || rule.role == Role::kReuse) {
-      const AttentionParams shape = shape_of_sets(params);
-      params.max_tiles = static_cast<int32_t>(fill_tile_offsets(shape, offsets));
-      params.tile_offsets = offsets.data();
-      if (selects_sets(rule)) capacity = static_cast<int32_t>(required_capacity(shape));
-      params.capacity = capacity;
-      const uint64_t sets = static_cast<uint64_t>(params.max_tiles) *
-                            static_cast<uint64_t>(sets_per_tile(rule.set_owner, config_));
-      set_bytes = std::max(set_bytes, sets * (static_cast<uint64_t>(capacity) + 1) * sizeof(int32_t));
-    }
-    workspace_bytes = std::max(
-        workspace_bytes, uint64_t{attention_workspace_bytes(params, kernel_for(params), pool_.threads())});
-  }
-  return set_bytes + workspace_bytes;
+  return kascade::prefill_bytes(
+      config_, rows, kv_len, [&](int layer) { return rule_of(policy, layer, Phase::kPrefill); },
+      [&](const LayerRule& rule, const BatchView& view) { return params_for(rule, view); },
+      [&](const AttentionParams& params) {
+        return uint64_t{attention_workspace_bytes(params, kernel_for(params), pool_.threads())};
+      });
 }
 
 }  // namespace kascade

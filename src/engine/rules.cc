@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/rules.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/check.h"
@@ -83,6 +84,38 @@ int64_t prefill_granule(const Policy* policy, int layers) {
     if (granule > INT32_MAX) break;  // no chunk is a multiple of it
   }
   return granule;
+}
+
+uint64_t prefill_bytes(const ModelConfig& config, int64_t rows, int64_t kv_len,
+                       FunctionRef<LayerRule(int layer)> rule_of_layer,
+                       FunctionRef<AttentionParams(const LayerRule&, const BatchView&)> params_for,
+                       FunctionRef<uint64_t(const AttentionParams&)> workspace_of) {
+  BatchView view;
+  view.cu_seqlens_q = {0, static_cast<int32_t>(rows)};
+  view.max_q_len = static_cast<int32_t>(rows);
+  view.seq_lens_kv = view.budget_lens = {static_cast<int32_t>(kv_len)};
+  view.max_kv_len = static_cast<int32_t>(rounded_length(kv_len));
+  const int32_t table = 0;  // of one page, which nobody reads
+  view.page_table = &table;
+  uint64_t set_bytes = 0, workspace = 0;
+  std::vector<int32_t> offsets;
+  int32_t capacity = 0;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const LayerRule rule = rule_of_layer(layer);
+    AttentionParams params = params_for(rule, view);
+    if (selects_sets(rule) || rule.role == Role::kReuse) {
+      const AttentionParams shape = shape_of_sets(params);
+      params.max_tiles = static_cast<int32_t>(fill_tile_offsets(shape, offsets));
+      params.tile_offsets = offsets.data();
+      if (selects_sets(rule)) capacity = static_cast<int32_t>(required_capacity(shape));
+      params.capacity = capacity;
+      const uint64_t sets = static_cast<uint64_t>(params.max_tiles) *
+                            static_cast<uint64_t>(sets_per_tile(rule.set_owner, config));
+      set_bytes = std::max(set_bytes, sets * (static_cast<uint64_t>(capacity) + 1) * sizeof(int32_t));
+    }
+    workspace = std::max(workspace, workspace_of(params));
+  }
+  return set_bytes + workspace;
 }
 
 void require_same_sets(const Policy& policy, int layer, const AttentionParams& reads,

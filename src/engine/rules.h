@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "engine/batch.h"
 #include "kascade/attention.h"
 #include "kascade/model.h"
@@ -39,6 +40,13 @@ int64_t rounded_length(int64_t length);
 
 /// Chunks of a prompt that end at multiples of this many positions keep tiles whole.
 int64_t prefill_granule(const Policy* policy, int layers);
+
+/// Bytes of index sets and workspace that a prefill call of `rows` rows of one sequence of kv_len keys takes:
+/// what a device makes of a layer's rule, and the workspace that its operator asks for.
+uint64_t prefill_bytes(const ModelConfig& config, int64_t rows, int64_t kv_len,
+                       FunctionRef<LayerRule(int layer)> rule_of_layer,
+                       FunctionRef<AttentionParams(const LayerRule&, const BatchView&)> params_for,
+                       FunctionRef<uint64_t(const AttentionParams&)> workspace_of);
 
 /// Throws BadArgument unless a layer's reuse call may read the sets that `made` wrote (null: none did).
 void require_same_sets(const Policy& policy, int layer, const AttentionParams& reads,

@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 // Before every timed run: the first step of a shape runs eagerly, the second is captured in a graph.
 constexpr int64_t kWarmUpSteps = 3;
 constexpr int64_t kPartSteps = 3;
-constexpr double kWeightBytes = 2;  // bf16, as are keys and values
+constexpr double kWeightBytes = 2;        // bf16, as are keys and values
+constexpr int64_t kMostSequences = 8192;  // rows of a step
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -281,7 +282,10 @@ E2eWork parse_e2e_work(std::string_view text) {
   if (kind == "decode") {
     work.phase = Phase::kDecode;
     if (const size_t times = size.find('x'); times != std::string_view::npos) {
-      work.batch = static_cast<int32_t>(parse_count(size.substr(0, times), "--work: batch"));
+      const int64_t batch = parse_count(size.substr(0, times), "--work: batch");
+      require<BadArgument>(batch >= 1 && batch <= kMostSequences, "--work: expected 1..{} sequences, got {}",
+                           kMostSequences, batch);
+      work.batch = static_cast<int32_t>(batch);
       size = size.substr(times + 1);
     }
   } else if (kind == "prefill") {

@@ -134,7 +134,13 @@ E2eParts time_e2e_parts(Engine& engine, const std::function<void()>& call) {
 
 GpuMemoryPlan plan_gpu_memory(const ModelConfig& config, int64_t context, int64_t batch) {
   EngineOptions options;
-  const int64_t pages = batch * ((context - 1) / options.page_size + 1);
+  require<BadArgument>(context >= 1, "context: expected 1 or more, got {}", context);
+  require<BadArgument>(batch >= 1, "batch: expected 1 or more, got {}", batch);
+  const int64_t pages_each = (context - 1) / options.page_size + 1;
+  require<BadArgument>(batch <= INT32_MAX / pages_each,
+                       "context, batch: {} sequences of {} tokens need more than {} pages of {} tokens",
+                       batch, context, INT32_MAX, options.page_size);
+  const int64_t pages = batch * pages_each;
   options.cache_tokens = pages * options.page_size;
   const KvCacheShape cache{.layers = config.layers,
                            .kv_heads = config.kv_heads,

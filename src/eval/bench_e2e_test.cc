@@ -248,6 +248,20 @@ TEST(GpuMemoryPlan, CountsWhatIsThere) {
   EXPECT_EQ(plan.total(), plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes);
   EXPECT_GT(plan_gpu_memory(config, 131073, 1).kv_bytes, plan_gpu_memory(config, 131072, 1).kv_bytes);
 }
+
+TEST(GpuMemoryPlan, NumbersThatNothingHoldsAreNamed) {
+  const ModelConfig& config = shape_model("llama-3.1-8b", 1)->config();
+  const auto refusal = [&](int64_t context, int64_t batch) {
+    return message_of<BadArgument>([&] { plan_gpu_memory(config, context, batch); });
+  };
+  EXPECT_THAT(refusal(0, 1), HasSubstr("context"));
+  EXPECT_THAT(refusal(1024, 0), HasSubstr("batch"));
+  EXPECT_THAT(refusal(1024, -1), HasSubstr("batch"));
+  EXPECT_THAT(refusal(INT64_MAX, 1), HasSubstr("9223372036854775807 tokens"));
+  EXPECT_THAT(refusal(131072, INT64_MAX), HasSubstr("9223372036854775807 sequences"));
+  EXPECT_THAT(refusal(64, 8193), HasSubstr("8193"));  // more than the rows of a step
+  EXPECT_NO_THROW(plan_gpu_memory(config, 64, 8192));
+}
 #else
 TEST(GpuMemoryPlan, NeedsABuildWithCuda) {
   const auto model = shape_model("llama-3.1-8b", 1);

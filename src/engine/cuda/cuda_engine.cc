@@ -2,6 +2,8 @@
 #include "engine/cuda/cuda_engine.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 #include "base/check.h"
 #include "engine/chunk_rows.h"
@@ -45,6 +47,13 @@ Part part_of(Role role) {
   return Part::kRest;
 }
 
+/// Faults inside kernels show at the next wait. With KASCADE_CUDA_CHECK set (to anything but 0 or nothing)
+/// that is the end of the part they are in.
+bool wants_checks() {
+  const char* value = std::getenv("KASCADE_CUDA_CHECK");
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
 void require_cache_fits(const KvCacheShape& shape, const CudaModel& model) {
   size_t free = 0, total = 0;
   check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -77,7 +86,7 @@ CudaEngine::CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptio
       cache_([&] {
         require<BadArgument>(options_.attention_kernel.empty() || options_.attention_kernel == "cuda-sm90",
                              "attention_kernel: {} does not run on a GPU", options_.attention_kernel);
-        const KvCacheShape shape = cache_shape(DType::kBF16);
+        const KvCacheShape shape = cache_shape(config_, options_, DType::kBF16);
         require_cache_fits(shape, *prepared_);
         return std::make_shared<CudaKvCache>(shape, stream_);
       }()),
@@ -85,7 +94,8 @@ CudaEngine::CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptio
                  (int64_t{config_.query_heads} + int64_t{2} * config_.kv_heads) * config_.head_dim),
       q_width_(int64_t{config_.query_heads} * config_.head_dim),
       qkv_width_(q_width_ + int64_t{2} * config_.kv_heads * config_.head_dim),
-      host_threads_(ThreadPool(options.threads).threads()) {
+      host_threads_(ThreadPool(options.threads).threads()),
+      checks_(wants_checks()) {
   pool_ = cache_;
   const std::vector<double> frequencies = rope_frequencies();
   rope_frequencies_.grow(std::ssize(frequencies));
@@ -95,19 +105,35 @@ CudaEngine::CudaEngine(std::shared_ptr<const CudaModel> model, const EngineOptio
 
 CudaEngine::~CudaEngine() { forget_graphs(); }
 
+std::string CudaEngine::call_name(const ForwardOptions& options) const {
+  const char* kind = options.phase == Phase::kPrefill  ? "prefill chunk"
+                     : options.phase == Phase::kDecode ? "decode step"
+                                                       : "call";
+  return fmt::format("{} of {} rows in {} sequences{}", kind, batch_.rows(), batch_.items.size(),
+                     replayed_ ? " (replayed)" : "");
+}
+
+void CudaEngine::check_part(int layer, const char* part) {
+  if (!checks_) return;
+  try {
+    stream_.wait();
+  } catch (const DeviceError& error) {
+    throw_error<DeviceError>("{}{}: {}", layer >= 0 ? attention_.layer_name(layer) + ", " : "", part,
+                             error.what());
+  }
+}
+
 uint64_t CudaEngine::planned_bytes(const ModelConfig& config, const EngineOptions& options, int64_t batch) {
-  const int64_t chunk = options.prefill_chunk == 0 ? kDefaultChunk : options.prefill_chunk;
-  const int64_t tokens = options.cache_tokens == 0 ? config.context : options.cache_tokens;
-  const KvCacheShape shape{.layers = config.layers,
-                           .kv_heads = config.kv_heads,
-                           .head_dim = config.head_dim,
-                           .pages = (tokens - 1) / options.page_size + 1,
-                           .page_size = options.page_size};
-  const auto rope = static_cast<uint64_t>(config.context * config.head_dim) * sizeof(float);
-  const auto head = static_cast<uint64_t>(std::max(batch, int64_t{1})) *
-                    static_cast<uint64_t>(config.vocabulary) * sizeof(float);
-  return shape.total_bytes() + static_cast<uint64_t>(chunk) * row_bytes(config) + kChunkScratchBytes + rope +
-         head + cuda::MatrixProducts::kWorkspaceBytes;
+  const EngineOptions planned = checked(options, config, kDefaultChunk);
+  require<BadArgument>(batch >= 1 && batch <= planned.prefill_chunk,
+                       "batch: expected 1..{} sequences (each a row of a step), got {}",
+                       planned.prefill_chunk, batch);
+  const auto rope =
+      static_cast<uint64_t>(config.context) * static_cast<uint64_t>(config.head_dim) * sizeof(float);
+  const auto head = static_cast<uint64_t>(batch) * static_cast<uint64_t>(config.vocabulary) * sizeof(float);
+  return cache_shape(config, planned, DType::kBF16).total_bytes() +
+         static_cast<uint64_t>(planned.prefill_chunk) * row_bytes(config) + kChunkScratchBytes + rope + head +
+         cuda::MatrixProducts::kWorkspaceBytes;
 }
 
 bool CudaEngine::make_room(int64_t rows) {
@@ -163,6 +189,7 @@ std::span<const float> CudaEngine::fetch(const float* from, int64_t count) {
 
 std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, HiddenRows wanted,
                                               const NextTokens& next) {
+  const cuda::DeviceScope scope(prepared_->device_info().index);
   const Draw draw = next.tokens.empty()     ? Draw::kNothing
                     : next.sampling.empty() ? Draw::kMostLikely
                                             : Draw::kSample;
@@ -205,10 +232,11 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
     prepare_products(rows, false);
   if (draw != Draw::kNothing) prepare_products(sequences, true);
 
+  replayed_ = false;
   try {
     upload_.send(stream_);
     const bool step = options.phase == Phase::kDecode && options.observer == nullptr &&
-                      options.first_layer == 0 && timer_ == nullptr;
+                      options.first_layer == 0 && timer_ == nullptr && !checks_;
     if (step) {
       replay(options, draw);
     } else {
@@ -224,6 +252,12 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
         fetch(all ? residual_.data() : last_.data(), (all ? rows : sequences) * hidden);
     std::copy_n(host_next_.data(), next.tokens.size(), next.tokens.data());
     return result;
+  } catch (const DeviceError& error) {
+    cudaStreamSynchronize(stream_.get());
+    throw_error<DeviceError>(
+        "{}: {}{}", call_name(options), error.what(),
+        checks_ ? ""
+                : " (KASCADE_CUDA_CHECK=1 in the environment tells in which layer and part a kernel fails)");
   } catch (...) {
     cudaStreamSynchronize(stream_.get());  // what was enqueued ends before its memory is used again
     throw;
@@ -238,12 +272,14 @@ void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, Draw 
   } else {
     copy_to_device(residual_.data(), options.hidden_in, rows * hidden, stream_);
   }
+  check_part(-1, "embedding");
   for (int layer = options.first_layer; layer < config_.layers; ++layer)
     run_layer(layer, options, wanted == HiddenRows::kNone && layer == config_.layers - 1);
   if (wanted == HiddenRows::kLast) {
     const int32_t sequences = batch_.items.size();
     cuda::gather_rows(residual_.data(), last_rows_, sequences, hidden, last_.data(), stream_.get());
     if (draw != Draw::kNothing) enqueue_head(sequences, draw);
+    check_part(-1, "head");
   }
   if (timer_ != nullptr) timer_->end(stream_.get());
 }
@@ -253,7 +289,10 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   const int64_t rows = batch_.rows(), hidden = config_.hidden;
   const float epsilon = config_.norm_epsilon;
   const cudaStream_t stream = stream_.get();
-  const auto part = [&](Part name) {
+  const char* doing = nullptr;
+  const auto part = [&](Part name, const char* what) {
+    if (doing != nullptr) check_part(layer, doing);
+    doing = what;
     if (timer_ != nullptr) timer_->begin(name, stream);
   };
   const bool observed = options.observer != nullptr;
@@ -262,11 +301,11 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
     residual_in_.assign(entering.begin(), entering.end());
   }
 
-  part(Part::kRest);
+  part(Part::kRest, "norm before attention");
   cuda::rms_norm(residual_.data(), weights.attention_norm, epsilon, rows, hidden, normed_.data(), stream);
-  part(Part::kProducts);
+  part(Part::kProducts, "product for q, k and v");
   products_.multiply(weights.qkv, normed_.data(), product_rows_, qkv_.data(), false, false, stream);
-  part(Part::kRest);
+  part(Part::kRest, "rotary embedding");
   cuda::RopeAppend rope;
   rope.qkv = qkv_.data();
   rope.row_stride = qkv_width_;
@@ -286,16 +325,16 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   rope.head_dim = config_.head_dim;
   cuda::rope_append(rope, rows, stream);
   // The last layer's keys are all that later chunks need of it.
-  if (only_keys) return;
+  if (only_keys) return check_part(layer, doing);
 
   const AttentionParams* ran = nullptr;
-  part(part_of(attention_.shape().layers[layer].role));
+  part(part_of(attention_.shape().layers[layer].role), "attention");
   if (observed) {
     ran = &attention_.run_observed(layer, qkv_.data(), attended_.data(), stream_, *options.observer);
   } else {
     attention_.run(layer, qkv_.data(), attended_.data(), stream_);
   }
-  part(Part::kProducts);
+  part(Part::kProducts, "product after attention");
   products_.multiply(weights.output, attended_.data(), product_rows_, residual_.data(), true, true, stream);
   if (observed) {
     const std::span<const float> leaving = fetch(residual_.data(), rows * hidden);
@@ -307,15 +346,15 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
                                                  .residual_out = residual_out_.data(),
                                                  .rows = rows});
   }
-  part(Part::kRest);
+  part(Part::kRest, "norm before the gated product");
   cuda::rms_norm(residual_.data(), weights.ffn_norm, epsilon, rows, hidden, normed_.data(), stream);
-  part(Part::kProducts);
+  part(Part::kProducts, "product for gate and up");
   products_.multiply(weights.gate_up, normed_.data(), product_rows_, gate_up_.data(), false, false, stream);
-  part(Part::kRest);
+  part(Part::kRest, "gated activation");
   cuda::silu_multiply(gate_up_.data(), rows, config_.ffn, activated_.data(), stream);
-  part(Part::kProducts);
+  part(Part::kProducts, "down product");
   products_.multiply(weights.down, activated_.data(), product_rows_, residual_.data(), true, true, stream);
-  part(Part::kRest);
+  part(Part::kRest, nullptr);
   if (observed) options.observer->after_layer(layer, fetch(residual_.data(), rows * hidden).data(), rows);
 }
 
@@ -375,6 +414,7 @@ void CudaEngine::replay(const ForwardOptions& options, Draw draw) {
     cudaGraphDestroy(captured);
     check_call(made, "cudaGraphInstantiate");
   }
+  replayed_ = true;
   check_call(cudaGraphLaunch(graph.executable, stream_.get()), "cudaGraphLaunch");
 }
 
@@ -394,11 +434,13 @@ void CudaEngine::forget_moved(FunctionRef<bool()> grow) {
 }
 
 int64_t CudaEngine::prefill_rows(const Policy* policy, int64_t length) {
+  const cuda::DeviceScope scope(prepared_->device_info().index);
   return chunk_rows(options_.prefill_chunk, prefill_granule(policy, config_.layers), kChunkScratchBytes,
                     [&](int64_t rows) { return attention_.prefill_bytes(policy, rows, length); });
 }
 
 std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
+  const cuda::DeviceScope scope(prepared_->device_info().index);
   const int64_t width = config_.hidden, vocabulary = config_.vocabulary;
   require<BadArgument>(hidden.size() % static_cast<size_t>(width) == 0,
                        "logits: {} values, expected whole rows of {}", hidden.size(), width);
@@ -422,6 +464,7 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
 }
 
 void CudaEngine::fill_cache(Sequence& sequence, int64_t length, uint64_t seed) {
+  const cuda::DeviceScope scope(prepared_->device_info().index);
   auto& cached = dynamic_cast<CachedSequence&>(sequence);
   require<BadArgument>(cached.pool() == pool_.get() && cached.length() == 0,
                        "fill_cache: expected an empty sequence that this engine made");

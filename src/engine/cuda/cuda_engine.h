@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/function_ref.h"
@@ -38,7 +39,7 @@ class CudaEngine final : public CachedEngine {
   void time_parts(cuda::PartTimer* timer) { timer_ = timer; }
 
   /// Bytes of KV cache and scratch that an engine of these options will allocate at most, for steps of
-  /// `batch` sequences.
+  /// `batch` sequences. Throws BadArgument for options or a batch out of range.
   static uint64_t planned_bytes(const ModelConfig& config, const EngineOptions& options, int64_t batch);
 
  private:
@@ -68,6 +69,10 @@ class CudaEngine final : public CachedEngine {
   /// Forgets the graphs when grow() says that memory moved, or fails.
   void forget_moved(FunctionRef<bool()> grow);
   std::span<const float> fetch(const float* from, int64_t count);
+  /// The call, for messages: "decode step of 4 rows in 4 sequences (replayed)".
+  std::string call_name(const ForwardOptions& options) const;
+  /// With checks_: waits, and throws DeviceError naming what failed. layer below 0: none.
+  void check_part(int layer, const char* part);
 
   std::shared_ptr<const CudaModel> prepared_;
   cuda::Stream stream_;
@@ -77,7 +82,9 @@ class CudaEngine final : public CachedEngine {
   cuda::PackedUpload upload_;
   cuda::PartTimer* timer_ = nullptr;
   int64_t q_width_, qkv_width_;
-  int host_threads_;  // for those who work on what comes back
+  int host_threads_;       // for those who work on what comes back
+  bool checks_;            // KASCADE_CUDA_CHECK: every part of a layer is waited for
+  bool replayed_ = false;  // the call is a graph
 
   int64_t product_rows_ = 0;  // rows of the call's products; those past its own hold nothing
 

@@ -22,18 +22,21 @@ int64_t decode_length(int64_t length) {
   return (length + step - 1) / step * step;
 }
 
-const char* role_name(Role role) {
-  switch (role) {
-    case Role::kDense:
-      return "dense";
-    case Role::kLayer0:
-      return "layer0";
-    case Role::kAnchor:
-      return "anchor";
-    case Role::kReuse:
-      return "reuse";
-  }
-  return "unknown role";
+std::string name_of(int layer, Role role) {
+  const auto role_name = [role] {
+    switch (role) {
+      case Role::kDense:
+        return "dense";
+      case Role::kLayer0:
+        return "layer0";
+      case Role::kAnchor:
+        return "anchor";
+      case Role::kReuse:
+        return "reuse";
+    }
+    return "unknown role";
+  };
+  return fmt::format("layer {} ({})", layer, role_name());
 }
 
 }  // namespace
@@ -160,7 +163,7 @@ bool CudaLayerAttention::begin(const Batch& batch, const Policy* policy, Phase p
     try {
       workspace = std::max(workspace, cuda_attention_workspace_bytes(params));
     } catch (const Unsupported& error) {
-      throw_error<Unsupported>("layer {} ({}) on a GPU: {}", layer, role_name(rule.role), error.what());
+      throw_error<Unsupported>("{} on a GPU: {}", name_of(layer, rule.role), error.what());
     }
   }
   bool moved = std::exchange(workspace_moved_, false);
@@ -189,6 +192,10 @@ void CudaLayerAttention::place(const cuda::PackedUpload& upload) {
   }
 }
 
+std::string CudaLayerAttention::layer_name(int layer) const {
+  return name_of(layer, shape_.layers[layer].role);
+}
+
 void CudaLayerAttention::run(int layer, const void* q, void* out, const cuda::Stream& stream) {
   AttentionParams params = calls_[layer].params;
   pool_->describe(layer, params);
@@ -197,7 +204,7 @@ void CudaLayerAttention::run(int layer, const void* q, void* out, const cuda::St
   try {
     cuda_attention(params, workspace_.data(), static_cast<size_t>(workspace_.bytes()), stream.get());
   } catch (const DeviceError& error) {
-    throw_error<DeviceError>("layer {} ({}): {}", layer, role_name(params.role), error.what());
+    throw_error<DeviceError>("{}: {}", layer_name(layer), error.what());
   }
 }
 
@@ -255,35 +262,10 @@ const AttentionParams& CudaLayerAttention::run_observed(int layer, const void* q
 }
 
 uint64_t CudaLayerAttention::prefill_bytes(const Policy* policy, int64_t rows, int64_t kv_len) {
-  BatchView view;
-  view.cu_seqlens_q = {0, static_cast<int32_t>(rows)};
-  view.max_q_len = static_cast<int32_t>(rows);
-  view.seq_lens_kv = view.budget_lens = {static_cast<int32_t>(kv_len)};
-  const int32_t table = 0;
-  view.page_table = &table;
-  uint64_t set_bytes = 0, workspace = 0;
-  std::vector<int32_t> offsets;
-  const AttentionParams* made = nullptr;
-  AttentionParams source;
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    const LayerRule rule = rule_of(policy, layer, Phase::kPrefill);
-    AttentionParams params = params_for(rule, view, static_cast<int32_t>(rounded_length(kv_len)));
-    if (selects_sets(rule)) {
-      params.capacity = static_cast<int32_t>(required_capacity(params));
-      params.max_tiles = static_cast<int32_t>(fill_tile_offsets(params, offsets));
-      const uint64_t sets = static_cast<uint64_t>(params.max_tiles) *
-                            static_cast<uint64_t>(sets_per_tile(params.set_owner, config_));
-      set_bytes = std::max(set_bytes, sets * (static_cast<uint64_t>(params.capacity) + 1) * sizeof(int32_t));
-      source = params;
-      made = &source;
-    } else if (rule.role == Role::kReuse && made != nullptr) {
-      params.capacity = made->capacity;
-      params.max_tiles = made->max_tiles;
-    }
-    params.tile_offsets = offsets.data();
-    workspace = std::max(workspace, uint64_t{cuda_attention_workspace_bytes(params)});
-  }
-  return set_bytes + workspace;
+  return kascade::prefill_bytes(
+      config_, rows, kv_len, [&](int layer) { return rule_of(policy, layer, Phase::kPrefill); },
+      [&](const LayerRule& rule, const BatchView& view) { return params_for(rule, view, view.max_kv_len); },
+      [](const AttentionParams& params) { return uint64_t{cuda_attention_workspace_bytes(params)}; });
 }
 
 uint64_t CudaLayerAttention::bytes() const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/batch.h"
@@ -52,6 +53,8 @@ class CudaLayerAttention {
   /// Once the upload has its place: the device addresses.
   void place(const cuda::PackedUpload& upload);
   const StepShape& shape() const { return shape_; }
+  /// "layer 3 (anchor)", as the call runs it.
+  std::string layer_name(int layer) const;
 
   /// Enqueues attention of one layer; q [rows, H, D] and out [rows, H, D] in bf16. DeviceError names the
   /// layer and the role.

@@ -219,6 +219,7 @@ const CudaPlaces& CudaModel::place() {
 
 std::unique_ptr<Engine> CudaModel::make_engine(std::shared_ptr<const PreparedModel> self,
                                                const EngineOptions& options) const {
+  const cuda::DeviceScope scope(device_.index);
   return std::make_unique<CudaEngine>(std::static_pointer_cast<const CudaModel>(std::move(self)), options);
 }
 

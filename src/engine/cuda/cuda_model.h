@@ -26,6 +26,8 @@ struct CudaPlaces {
   const float* final_norm = nullptr;   // [hidden]
 };
 
+/// Its engines work on the device that was current when it was made, whichever is current in their callers'
+/// threads.
 class CudaModel final : public PreparedModel {
  public:
   /// Copies the weights of model to the current device; progress hears of their bytes. Throws Unsupported for

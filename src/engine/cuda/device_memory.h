@@ -19,6 +19,25 @@ inline void check_call(cudaError_t error, const char* call) {
   throw_error<DeviceError>("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
+/// Makes a device the thread's current one until the end of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check_call(cudaGetDevice(&before_), "cudaGetDevice");
+    changed_ = before_ != device;
+    if (changed_) check_call(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
 /// The current device, as messages name it.
 struct DeviceInfo {
   int index = 0;

@@ -9,77 +9,25 @@
 #include <cmath>
 #include <set>
 
-#include "engine/tiny_model.h"
+#include "engine/cuda/test/cuda_engine_test_util.h"
 #include "kascade/error.h"
 
 namespace kascade {
 namespace {
 
+using test::copy;
+using test::CudaEngineTest;
+using test::decode;
+using test::exact_engine;
+using test::gpu_engine;
+using test::kCudaVocabulary;
+using test::prefill;
+using test::shape;
 using test::thrown;
+using test::tiny;
 using test::TinyModel;
 using test::TinyModelOptions;
 using testing::HasSubstr;
-
-constexpr int kVocabulary = 61;
-
-TinyModelOptions shape(TinyModelOptions options = {}) {
-  options.layers = 4;
-  options.hidden = 96;
-  options.ffn = 128;
-  options.head_dim = 64;
-  options.vocabulary = kVocabulary;
-  options.context = 4096;
-  return options;
-}
-
-std::shared_ptr<const Model> tiny(const TinyModelOptions& options = shape()) {
-  return std::make_shared<TinyModel>(options);
-}
-
-std::unique_ptr<Engine> gpu_engine(const std::shared_ptr<const Model>& model, EngineOptions options = {}) {
-  if (options.cache_tokens == 0) options.cache_tokens = 16384;
-  if (options.prefill_chunk == 0) options.prefill_chunk = 1024;
-  return Engine::create(PreparedModel::create(model, "auto", "cuda"), options);
-}
-
-std::unique_ptr<Engine> exact_engine(const std::shared_ptr<const Model>& model) {
-  return test::make_engine(model, {.cache_tokens = 16384, .prefill_chunk = 1024});
-}
-
-/// Budgets that bite at a few hundred tokens.
-struct NamedPolicy {
-  std::string name;
-  std::shared_ptr<const Policy> policy;
-};
-std::vector<NamedPolicy> policies(const Model& model) {
-  const Plan plan = test::tiny_plan(model, {0, 2});
-  std::vector<NamedPolicy> result = {{"dense", nullptr}};
-  const auto add = [&](const std::string& label, const std::string& name, PolicyOptions options) {
-    options.floor = 24;
-    result.push_back({label, make_policy(name, options, model.identity(), &plan)});
-  };
-  add("default", "kascade", {.recent = 5});
-  add("paper", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25});
-  add("kernel", "kascade", {.budget = BudgetPreset::kKernel});
-  add("pooled", "kascade-pooled", {.sinks = 2, .recent = 5});
-  add("no remap", "kascade-no-remap", {.recent = 5});
-  add("decode only", "kascade-decode-only", {.budget = BudgetPreset::kPaper});
-  add("oracle", "oracle-topk", {});
-  return result;
-}
-
-std::vector<float> copy(std::span<const float> values) { return {values.begin(), values.end()}; }
-
-/// Residual of the last row after a prefill of tokens in chunks of `chunk` (0 = the engine's own).
-std::vector<float> prefill(Engine& engine, Sequence& sequence, std::span<const int32_t> tokens,
-                           const Policy* policy) {
-  return copy(engine.prefill(sequence, tokens, policy, nullptr, {}, nullptr));
-}
-
-std::vector<float> decode(Engine& engine, Sequence& sequence, int32_t token, const Policy* policy) {
-  const ForwardItem item{&sequence, {&token, 1}, 0};
-  return copy(engine.forward({&item, 1}, {.phase = Phase::kDecode, .policy = policy}));
-}
 
 /// |a - b| / |b| as vectors.
 double relative_error(std::span<const float> a, std::span<const float> b) {
@@ -91,13 +39,6 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() ? std::sqrt(difference / norm) : INFINITY;
 }
 
-class CudaEngineTest : public testing::Test {
- protected:
-  std::shared_ptr<const Model> model_ = tiny();
-  std::vector<NamedPolicy> policies_ = policies(*model_);
-  std::vector<int32_t> tokens_ = test::random_tokens(700, kVocabulary, 3);
-};
-
 struct Architecture {
   const char* name;
   TinyModelOptions options;
@@ -107,7 +48,7 @@ class CudaEngineArchitecture : public testing::TestWithParam<Architecture> {};
 
 TEST_P(CudaEngineArchitecture, DenseIsNearTheExactEngine) {
   const auto model = tiny(shape(GetParam().options));
-  const auto tokens = test::random_tokens(300, kVocabulary, 3);
+  const auto tokens = test::random_tokens(300, kCudaVocabulary, 3);
   const auto gpu = gpu_engine(model), exact = exact_engine(model);
   const auto a = gpu->make_sequence(), b = exact->make_sequence();
   // 8 mantissa bits in weights, activations and KV through six layers whose softmax peaks magnify them; a
@@ -253,29 +194,6 @@ TEST_F(CudaEngineTest, SamplingFollowsTheBitsThroughGraphs) {
   EXPECT_TRUE(std::is_sorted(first.begin(), first.end()));  // more of the mass, a later token
 }
 
-TEST_F(CudaEngineTest, InvariantModeHidesBatchMates) {
-  const auto engine = gpu_engine(model_, {.invariant = true});
-  for (const auto& [name, policy] : policies_) {
-    const auto alone = engine->make_sequence();
-    prefill(*engine, *alone, std::span(tokens_).first(640), policy.get());
-    std::vector<std::vector<float>> expected;
-    for (int i = 640; i < 644; ++i) expected.push_back(decode(*engine, *alone, tokens_[i], policy.get()));
-
-    std::vector<std::unique_ptr<Sequence>> mates;
-    for (int m = 0; m < 12; ++m) {
-      mates.push_back(engine->make_sequence());
-      const size_t length = m == 7 ? 640 : 30 + 17 * static_cast<size_t>(m);
-      prefill(*engine, *mates.back(), std::span(tokens_).first(length), policy.get());
-    }
-    for (int step = 0; step < 4; ++step) {
-      std::vector<ForwardItem> items;
-      for (const auto& mate : mates) items.push_back({mate.get(), {&tokens_[mate->length()], 1}});
-      engine->forward(items, {.phase = Phase::kDecode, .policy = policy.get()});
-      EXPECT_EQ(copy(mates[7]->last_hidden()), expected[step]) << name << " " << step;
-    }
-  }
-}
-
 TEST_F(CudaEngineTest, InvariantModeHidesChunksAndSharedPrefixes) {
   const auto whole = gpu_engine(model_, {.invariant = true});
   const auto chunked = gpu_engine(model_, {.prefill_chunk = 128, .invariant = true});
@@ -376,23 +294,6 @@ TEST_F(CudaEngineTest, ObserversSeeWhatTheCpuShows) {
         << layer;
   }
   EXPECT_EQ(seen.members[0].size(), expected.members[0].size());
-}
-
-TEST_F(CudaEngineTest, AFullCacheSaysSoAndServesWhatFits) {
-  const auto engine = gpu_engine(model_, {.cache_tokens = 512});
-  const auto a = engine->make_sequence(), b = engine->make_sequence();
-  const auto expected = prefill(*engine, *a, std::span(tokens_).first(200), nullptr);
-  EXPECT_THAT(thrown<OutOfMemory>([&] { prefill(*engine, *b, std::span(tokens_).first(400), nullptr); }),
-              HasSubstr("KV cache"));
-  EXPECT_EQ(b->length(), 0);
-  EXPECT_EQ(prefill(*engine, *b, std::span(tokens_).first(200), nullptr), expected);
-  const std::atomic<bool> cancel = true;
-  EXPECT_THROW(engine->prefill(*b, tokens_, nullptr, nullptr, {}, &cancel), Error);
-  EXPECT_EQ(b->length(), 200);
-  EXPECT_THAT(thrown<OutOfMemory>([&] { gpu_engine(model_, {.cache_tokens = int64_t{1} << 36}); }),
-              HasSubstr("GB"));
-  b->truncate(0);
-  EXPECT_EQ(prefill(*engine, *b, std::span(tokens_).first(200), nullptr), expected);
 }
 
 TEST(CudaEngineErrors, WhatAGpuDoesNotRunIsNamed) {

@@ -7,15 +7,21 @@
 namespace kascade::cuda_test {
 namespace {
 
-void test_engine() {
+void run_tests(const char* filter) {
   int argc = 1;
   char name[] = "engine";
   char* argv[] = {name, nullptr};
   testing::InitGoogleTest(&argc, argv);
+  if (filter != nullptr) GTEST_FLAG_SET(filter, filter);
   if (RUN_ALL_TESTS() != 0) fail("engine: see the failures above");
 }
 
-const Registered kTests[] = {{30, "engine", test_engine, "all"}};
+void test_engine() { run_tests(nullptr); }
+/// Prompts, steps, draws, observers, and the ends of calls that fail.
+void sanitize_engine() { run_tests("*GreedyIs*:*ObserversSee*:*FullCache*:*FindsNoPage*:*RandomWeights*"); }
+
+const Registered kTests[] = {{30, "engine", test_engine, "all"},
+                             {30, "engine, a few", sanitize_engine, "sanitize"}};
 
 }  // namespace
 }  // namespace kascade::cuda_test
