@@ -46,6 +46,8 @@ void RunOptions::add(CLI::App& verb, bool model_required) {
 
 std::shared_ptr<const Model> RunOptions::open() const { return Model::open(model); }
 
+void RunOptions::tell_of_cpu(const Error& error) { note(fmt::format("runs on the CPU: {}", error.what())); }
+
 std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const Model> opened) const {
   Progress bar;
   const LoadProgress progress = [&bar](uint64_t done, uint64_t total) {
@@ -61,7 +63,7 @@ std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const M
                               error.kind() == ErrorKind::kOutOfMemory || error.kind() == ErrorKind::kDevice;
       if (!of_the_gpu) throw;
       bar.clear();
-      note(fmt::format("runs on the CPU: {}", error.what()));
+      tell_of_cpu(error);
     }
   }
 #endif

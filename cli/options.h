@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kascade/engine.h"
+#include "kascade/error.h"
 #include "kascade/model.h"
 #include "kascade/plan.h"
 #include "kascade/policy.h"
@@ -31,7 +33,28 @@ struct RunOptions {
   void add(CLI::App& verb, bool model_required = true);
   std::shared_ptr<const Model> open() const;
   std::shared_ptr<const PreparedModel> prepare(std::shared_ptr<const Model> opened) const;
+  /// run(prepare(opened)); on the CPU where auto chose a GPU whose memory does not hold what run asks for.
+  template <class Run>
+  auto on_device(std::shared_ptr<const Model> opened, const Run& run) const {
+    const std::shared_ptr<const PreparedModel> prepared = prepare(opened);
+    if (device != "auto" || std::string_view(prepared->device()) == "cpu") return run(prepared);
+    try {
+      return run(prepared);
+    } catch (const OutOfMemory& error) {
+      tell_of_cpu(error);
+    }
+    return run(PreparedModel::create(std::move(opened), compute, "cpu"));
+  }
+  std::unique_ptr<Engine> make_engine(std::shared_ptr<const Model> opened,
+                                      const EngineOptions& engine_options) const {
+    return on_device(std::move(opened), [&](const std::shared_ptr<const PreparedModel>& prepared) {
+      return Engine::create(prepared, engine_options);
+    });
+  }
   EngineOptions engine() const;
+
+ private:
+  static void tell_of_cpu(const Error& error);
 };
 
 /// --plan --policy and the policy's options.

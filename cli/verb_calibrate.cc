@@ -131,7 +131,8 @@ struct Calibrate {
     CalibrateOptions calibrate_options = flags.make(&progress);
     calibrate_options.threads = options.threads;
     calibrate_options.output = output;
-    const CalibrationOutcome outcome = calibrate(options.prepare(model), calibrate_options);
+    const CalibrationOutcome outcome = options.on_device(
+        model, [&](const auto& prepared) { return calibrate(prepared, calibrate_options); });
     progress.clear();
     if (!outcome.warning.empty()) note("warning: " + outcome.warning);
     if (options.json) {

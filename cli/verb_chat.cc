@@ -29,7 +29,7 @@ struct Chat {
     require<Unsupported>(!model->chat_template_source().empty(), "{}: the model has no chat template",
                          model->path());
     EngineOptions engine_options = options.engine();
-    const auto engine = Engine::create(options.prepare(model), engine_options);
+    const auto engine = options.make_engine(model, engine_options);
     const auto sequence = engine->make_sequence();
     const bool terminal = isatty(STDIN_FILENO) != 0;
     if (terminal) note(policy->describe() + "\nAn empty line or Ctrl-D ends the conversation.");

@@ -46,7 +46,8 @@ struct Demo {
       const std::string warning = check_plan_model(*demo.plan, model->identity(), false);
       if (!warning.empty()) note("warning: " + warning);
     }
-    const DemoReport report = run_demo(options.prepare(model), demo);
+    const DemoReport report =
+        options.on_device(model, [&](const auto& prepared) { return run_demo(prepared, demo); });
     progress.clear();
     if (report.calibration && !report.calibration->warning.empty())
       note("warning: " + report.calibration->warning);

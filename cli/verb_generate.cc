@@ -36,7 +36,7 @@ struct Generate {
     // The cache holds what this run can need, never the whole of a very long context.
     EngineOptions engine_options = options.engine();
     engine_options.cache_tokens = static_cast<int64_t>(prompt.size()) + flags.max_tokens + 1;
-    const auto engine = Engine::create(options.prepare(model), engine_options);
+    const auto engine = options.make_engine(model, engine_options);
     const auto sequence = engine->make_sequence();
     const bool stream = !options.json;
     const GenerateResult result =

@@ -46,7 +46,7 @@ struct Perplexity {
     const std::vector<int32_t> tokens = source.ids(model->tokenizer());
     EngineOptions engine_options = options.engine();
     engine_options.cache_tokens = 2 * (static_cast<int64_t>(tokens.size()) + engine_options.page_size);
-    const auto engine = Engine::create(options.prepare(model), engine_options);
+    const auto engine = options.make_engine(model, engine_options);
     Progress progress;
     PerplexityOptions perplexity_options;
     perplexity_options.prefill = prefill;

@@ -35,14 +35,6 @@ std::vector<float> run_prompt(Engine& engine, std::span<const int32_t> ids, cons
   return {hidden.begin(), hidden.end()};
 }
 
-// Appends KL and agreement of every row.
-void score(Engine& engine, std::span<const float> dense, std::span<const float> policy, RegionScore& region) {
-  const auto rows = static_cast<int64_t>(dense.size()) / engine.model().config().hidden;
-  // What follows the last row is unknown and NLL is not asked for: any target does.
-  const std::vector<int32_t> targets(static_cast<size_t>(rows), 0);
-  score_rows(engine, dense, policy, targets, region);
-}
-
 }  // namespace
 
 bool within(const QualityThresholds& thresholds, const PlanValidation& validation) {
@@ -83,7 +75,7 @@ void PlanValidator::run_prompts(const Policy& policy, const std::function<void()
       [&](Engine& engine, int64_t p) {
         const std::span<const int32_t> ids = prompts_[p].ids;
         if (!dense_known) dense_hidden_[p] = run_prompt(engine, ids, nullptr, cancel_);
-        score(engine, dense_hidden_[p], run_prompt(engine, ids, &policy, cancel_), scores[p]);
+        score_rows(engine, dense_hidden_[p], run_prompt(engine, ids, &policy, cancel_), {}, scores[p]);
       },
       on_item);
   // In the order of the prompts, whoever ran them: sums have the same bits for any number of workers.

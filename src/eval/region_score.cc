@@ -13,14 +13,16 @@ namespace {
 // Rows of logits made at once: 32 rows of a 50K vocabulary are 6 MB, of a 150K one 20 MB.
 constexpr int64_t kLogitRows = 32;
 
-void score_row(std::span<const float> dense, std::span<const float> policy, int32_t target,
+void score_row(std::span<const float> dense, std::span<const float> policy, const int32_t* target,
                RegionScore& region, size_t position) {
-  const auto nll = [target](std::span<const float> logits) {
-    return log_sum_exp(logits) - static_cast<double>(logits[target]);
-  };
   const bool paired = dense.data() != policy.data();
-  region.dense_nlls[position] = nll(dense);
-  region.nlls[position] = paired ? nll(policy) : region.dense_nlls[position];
+  if (target != nullptr) {
+    const auto nll = [target](std::span<const float> logits) {
+      return log_sum_exp(logits) - static_cast<double>(logits[*target]);
+    };
+    region.dense_nlls[position] = nll(dense);
+    region.nlls[position] = paired ? nll(policy) : region.dense_nlls[position];
+  }
   region.kls[position] = paired ? kl_divergence(dense, policy) : 0.0;
   region.agree[position] = !paired || arg_max(dense) == arg_max(policy);
 }
@@ -31,15 +33,17 @@ void score_rows(Engine& engine, std::span<const float> dense, std::span<const fl
                 std::span<const int32_t> targets, RegionScore& region) {
   const int64_t hidden = engine.model().config().hidden;
   const int64_t vocabulary = engine.model().config().vocabulary;
-  const auto rows = static_cast<int64_t>(targets.size());
-  require<BadArgument>(static_cast<int64_t>(dense.size()) == rows * hidden &&
-                           (policy.empty() || policy.size() == dense.size()),
-                       "score_rows: expected {} rows of {} numbers, got {} and {} numbers", rows, hidden,
-                       dense.size(), policy.size());
+  const int64_t rows = targets.empty() ? static_cast<int64_t>(dense.size()) / hidden : std::ssize(targets);
+  require<BadArgument>(
+      std::ssize(dense) == rows * hidden && (policy.empty() || policy.size() == dense.size()),
+      "score_rows: expected {} rows of {} numbers, got {} and {} numbers", rows, hidden, dense.size(),
+      policy.size());
   if (rows == 0) return;
-  const size_t first = region.kls.size(), end = first + targets.size();
-  region.dense_nlls.resize(end);
-  region.nlls.resize(end);
+  const size_t first = region.kls.size(), end = first + static_cast<size_t>(rows);
+  if (!targets.empty()) {
+    region.dense_nlls.resize(end);
+    region.nlls.resize(end);
+  }
   region.kls.resize(end);
   region.agree.resize(end);
   ThreadPool pool(static_cast<int>(std::min(int64_t{engine.threads()}, rows)));
@@ -54,9 +58,9 @@ void score_rows(Engine& engine, std::span<const float> dense, std::span<const fl
       policy_logits = engine.logits(policy.subspan(begin * hidden, count * hidden));
     }
     pool.parallel_for(count, [&](int64_t r, int) {
-      score_row(dense_logits.subspan(r * vocabulary, vocabulary),
-                policy_logits.subspan(r * vocabulary, vocabulary), targets[begin + r], region,
-                first + static_cast<size_t>(begin + r));
+      score_row(
+          dense_logits.subspan(r * vocabulary, vocabulary), policy_logits.subspan(r * vocabulary, vocabulary),
+          targets.empty() ? nullptr : &targets[begin + r], region, first + static_cast<size_t>(begin + r));
     });
   }
 }

@@ -25,8 +25,8 @@ struct RegionScore {
 };
 
 /// Appends positions to the region's arrays: dense and policy are residual rows [rows, hidden] of the same
-/// positions, policy empty when it is dense itself; targets [rows] the token after each row. Logits are made
-/// in blocks of rows.
+/// positions, policy empty when it is dense itself; targets [rows] the token after each row, or empty where
+/// NLL is not asked for, which adds nothing to nlls and dense_nlls then. Logits are made in blocks of rows.
 void score_rows(Engine& engine, std::span<const float> dense, std::span<const float> policy,
                 std::span<const int32_t> targets, RegionScore& region);
 
