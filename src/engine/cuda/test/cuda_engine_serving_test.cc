@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 #include <utility>
 
 #include "base/cuda/test/device_test.h"
@@ -149,6 +150,28 @@ TEST_F(CudaEngineTest, AStepThatFindsNoPageLeavesItsBatchAsItWas) {
   prefill(*fresh, *expected, std::span(tokens_).first(256), policy);
   EXPECT_EQ(got, decode(*fresh, *expected, tokens_[256], policy));
   EXPECT_EQ(decode(*engine, *a, tokens_[257], policy), decode(*fresh, *expected, tokens_[257], policy));
+}
+
+// Small enough for a race checker: a prompt, a step that runs as it is, one that is captured and one that is
+// replayed, a draw and a refusal.
+TEST_F(CudaEngineTest, AShortRunOfEachKindOfCall) {
+  const auto engine = gpu_engine(model_, {.cache_tokens = 128, .prefill_chunk = 128, .invariant = true});
+  const Policy* policy = policies_[1].policy.get();
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  prefill(*engine, *a, std::span(tokens_).first(40), policy);
+  std::vector<int32_t> next(1);
+  std::set<int32_t> drawn;
+  for (int step = 0; step < 3; ++step) {
+    a->truncate(40);
+    const TokenSampling sampling{.temperature = 1, .random = uint64_t{7} << 60};
+    const ForwardItem item{a.get(), {&tokens_[40], 1}};
+    engine->forward_next({&item, 1}, policy, {&sampling, 1}, next);
+    drawn.insert(next[0]);
+  }
+  EXPECT_EQ(drawn.size(), 1u);
+  EXPECT_THROW(prefill(*engine, *b, std::span(tokens_).first(65), policy), OutOfMemory);
+  EXPECT_EQ(a->length(), 41);
+  EXPECT_EQ(b->length(), 0);
 }
 
 /// Takes the GPU's free memory but for some.
