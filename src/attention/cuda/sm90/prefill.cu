@@ -142,6 +142,32 @@ bool encode_map(const AttentionParams& p, const void* base, int64_t token_stride
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// Boxes of `rows` keys are laid out as tiles are (prefill_chain_load.cuh): of each eight keys 64 elements
+/// after 64 elements. So a key is given by two dimensions, the second in steps of eight keys. Only existing
+/// keys are ever asked for, so extents need not be those of the memory.
+bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
+                  int64_t page_stride, int32_t rows, BoxMap* map) {
+  static const EncodeTiled encode = find_encode_tiled();
+  constexpr int64_t kPanel = 64;
+  if (encode == nullptr || (p.kv_heads > 1 && head_stride % kPanel != 0)) return false;
+  constexpr cuuint64_t kMany = INT32_MAX;
+  const bool paged = p.page_table != nullptr;
+  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride) * 2; };
+  const cuuint64_t extents[5] = {kPanel, kMany, kMany, kMany, paged ? kMany : 1};
+  // The stride of a dimension with one entry is not the caller's to give.
+  const cuuint64_t strides[4] = {bytes(token_stride), bytes(kPanel), bytes(8 * token_stride),
+                                 paged ? bytes(page_stride) : 16};
+  const cuuint32_t box[5] = {kPanel, 8, static_cast<cuuint32_t>(p.head_dim / kPanel),
+                             static_cast<cuuint32_t>(rows / 8), 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const auto type =
+      p.kv_dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  map->head_panels = p.kv_heads > 1 ? static_cast<int32_t>(head_stride / kPanel) : 0;
+  return encode(&map->map, type, 5, const_cast<void*>(base), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 void encode_maps(PrefillCall& call) {
   const AttentionParams& p = call.params;
   int32_t rows = p.head_dim == 256 ? 64 : 128;
@@ -152,12 +178,18 @@ void encode_maps(PrefillCall& call) {
   if (encode_map(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_map) &&
       encode_map(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_map))
     call.map_rows = rows;
+  // prefill_chain's own.
+  if (p.head_dim != 128 || (p.role != Role::kDense && p.role != Role::kLayer0)) return;
+  rows = std::min(rows, 64);
+  if (encode_boxes(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_boxes) &&
+      encode_boxes(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_boxes))
+    call.box_rows = rows;
 }
 
 template <class T, int D>
 void launch_dense(const PrefillCall& call, cudaStream_t stream) {
   if constexpr (D == 128) {
-    if (call.map_rows != 0) return launch_prefill_chain<T, D>(call, stream);
+    if (call.box_rows != 0) return launch_prefill_chain<T, D>(call, stream);
   }
   launch_prefill_attend<T, D>(call, false, stream);
 }

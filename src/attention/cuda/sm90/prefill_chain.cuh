@@ -23,6 +23,26 @@ __device__ inline void finish_before_products(float x) {
                : "memory");
 }
 
+/// Transposes 4 x 4 words over the four lanes of a quad, for each of `count` such squares.
+template <int count>
+__device__ inline void transpose_quads(uint32_t (&r)[count][4]) {
+  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? r[n][i] : r[n][i + 1], 1);
+      (odd ? r[n][i] : r[n][i + 1]) = got;
+    }
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t got = __shfl_xor_sync(kFullWarp, high ? r[n][i] : r[n][i + 2], 2);
+      (high ? r[n][i] : r[n][i + 2]) = got;
+    }
+}
+
 template <class T, int D>
 class ChainComputer {
   using Memory = ChainMemory<D>;
@@ -34,8 +54,7 @@ class ChainComputer {
       : call_(call),
         memory_(memory),
         at_(memory),
-        work_{call, false},
-        heads_(work_.heads()),
+        heads_(AttendWork{call, false}.heads()),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -44,22 +63,24 @@ class ChainComputer {
 
   __device__ void run() {
     StoreReader reader(memory_.queue);
-    int stored = -1;  // the unit whose last P V is not issued yet
+    bool stored = false;  // there is a unit whose last P V is not issued yet
     if (group_ == 1) named_arrive(kTurn, 256);
     while (true) {
       const int index = reader.wait();
       const AttendUnit& unit = memory_.queue.units[index];
       const bool done = unit.reader < 0;
-      if (done && stored < 0) break;
+      if (done && !stored) break;
       const int32_t blocks = done ? 1 : unit_blocks<kKeys>(unit, heads_);
       if (blocks == 0) {
         store_nothing(unit);
         reader.release(index);
         continue;
       }
-      begin(unit);
+      if (stored) leave_sums();
+      begin_rows(unit);
+      boxed_ = unit.block.keys / kKeys;
       wait_barrier(at_.q_full(q_ring_.stage), q_ring_.parity);
-      const uint32_t q = in_uniform_register(at_.q(q_ring_.stage) + group_ * 64 * 128);
+      const uint32_t q = in_uniform_register(at_.q(q_ring_.stage) + group_ * 64 * D * 2);
 #pragma unroll 1
       for (int32_t block = blocks - 1; block >= 0; --block) {
         const bool first = block == blocks - 1;
@@ -71,11 +92,15 @@ class ChainComputer {
         if (first || block + 1 >= boxed_) fence_async_proxy();
         named_sync(kTurn + group_, 256);
         issue_scores(q, k);
-        issue_values(v);
+        issue_values(v, started_);
         named_arrive(kTurn + 1 - group_, 256);
         wait_products<1>();
         pin(scores_);
-        prepare(block);
+        if (rarely(block >= unmasked_ || unset_)) {
+          mask(block);
+          set_references();
+        }
+        begin_exponentials();
         // What the product of values overlaps with; the assembler would move it behind the wait if nothing
         // that follows were executed or not by its outcome.
         exponentiate<0, kScores / 2>();
@@ -83,17 +108,15 @@ class ChainComputer {
         wait_products<0>();
         pin(out_);
         exponentiate<kScores / 2, kScores>();
-#pragma unroll
-        for (int i = 0; i < kScores / 2; ++i)
-          weights_[i / 4][i % 4] = pack_pair<T>(scores_[2 * i], scores_[2 * i + 1]);
-        const bool high = __any_sync(kFullWarp, !(added_[0] <= kMostSum) || !(added_[1] <= kMostSum));
+        pack();
+        const bool high = outgrown();
         if (rarely(first || high)) {
-          if (first && stored >= 0) {
-            store(memory_.queue.units[stored]);
-            reader.release(stored);
+          if (first && stored) {
+            const float2 sums[2] = {left_sums(0), left_sums(1)};
+            store(left_unit(), {sums[0].x, sums[1].x}, {sums[0].y, sums[1].y});
             release(at_.q_empty(q_ring_.stage ^ 1));
           }
-          if (!first) move_references(block);
+          if (!first) move_references(at_.q(q_ring_.stage), at_.tile(k_ring_.stage), [&] { mask(block); });
         }
         sum_[0] += added_[0];
         sum_[1] += added_[1];
@@ -102,20 +125,19 @@ class ChainComputer {
       }
       if (done) break;
       q_ring_.next();
-      stored = index;
+      leave_unit(unit);
+      reader.release(index);
+      stored = true;
     }
   }
 
  private:
   static constexpr int kTurn = 1;  // named barriers kTurn + group
 
-  __device__ void begin(const AttendUnit& unit) {
+  __device__ void begin_rows(const AttendUnit& unit) {
     unset_ = true;
-    boxed_ = unit.block.keys / kKeys;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      last_reference_[half] = reference_[half];
-      last_sum_[half] = sum_[half];
       limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
       reference_[half] = -FLT_MAX;
       sum_[half] = 0;
@@ -130,39 +152,29 @@ class ChainComputer {
     __syncwarp();
     if (lane_ == 0) arrive(empty);
   }
-  /// The tiles of K and V that a step has read.
-  __device__ void release_tiles() {
-    __syncwarp();
-    if (lane_ < 2) arrive(at_.empty(lane_ == 0 ? k_ring_.stage : v_ring_.stage));
-    k_ring_.next();
-    v_ring_.next();
-  }
 
   __device__ void issue_scores(uint32_t q_address, uint32_t k_address) {
-    const uint64_t q = matrix_descriptor(q_address, 0), k = matrix_descriptor(k_address, 0);
+    const uint64_t q = row_descriptor<D>(q_address), k = row_descriptor<D>(k_address);
     begin_products();
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-      Product<T, kKeys>::shared(scores_, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
-                                advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
+      Product<T, kKeys>::shared(scores_, advance(q, step_bytes(step)), advance(k, step_bytes(step)),
+                                step > 0);
     commit_products();
   }
-  __device__ void issue_values(uint32_t v_address) {
-    const uint64_t v = matrix_descriptor(v_address, kKeys * 128);
+  /// started: whether out_ holds sums of the unit.
+  __device__ void issue_values(uint32_t v_address, int started) {
+    const uint64_t v = row_descriptor<D>(v_address);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * 128),
-                                           step > 0 ? 1 : started_);
+      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * D * 2),
+                                           step > 0 ? 1 : started);
     commit_products();
   }
 
-  /// Masks scores where that is needed, and gives rows a reference that have none.
-  __device__ void prepare(int32_t block) {
-    if (rarely(block >= unmasked_ || unset_)) {
-      mask(block);
-      set_references();
-    }
+  /// For exponentiate(): nothing is added up yet, scores are offset by the references.
+  __device__ void begin_exponentials() {
     added_[0] = added_[1] = 0;
     offset_[0] = -reference_[0];
     offset_[1] = -reference_[1];
@@ -193,8 +205,17 @@ class ChainComputer {
     added_[0] = sums[0][0] + sums[0][1];
     added_[1] = sums[1][0] + sums[1][1];
   }
+  __device__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i)
+      weights_[i / 4][i % 4] = pack_pair<T>(scores_[2 * i], scores_[2 * i + 1]);
+  }
+  /// Whether a row's exponentials of a block add up to too much.
+  __device__ bool outgrown() const {
+    return __any_sync(kFullWarp, !(added_[0] <= kMostSum) || !(added_[1] <= kMostSum));
+  }
 
-  /// Scores of the rows `of` that they do not see become minus infinity.
+  /// Scores of what a row does not see become minus infinity.
   __device__ void mask(int32_t block) {
     const int first = 2 * (lane_ & 3);
     const int32_t limits[2] = {limit_[0] - block * kKeys - first, limit_[1] - block * kKeys - first};
@@ -205,7 +226,6 @@ class ChainComputer {
         if (8 * j + (e & 1) >= limits[e >> 1]) scores_[4 * j + e] = -INFINITY;
     }
   }
-
   /// A row's largest score, in log2 units.
   __device__ float largest(int half) const {
     float tops[2] = {scores_[2 * half], scores_[2 * half + 1]};
@@ -231,10 +251,13 @@ class ChainComputer {
   }
 
   /// Rare: a row's exponentials of a block add up to too much. All products are done; the scores are made
-  /// again, by this warp alone, and the reference of such a row moves to the largest of them. Other rows stay
-  /// as they are.
-  __device__ void move_references(int32_t block) {
+  /// again, by this warp alone, from the tiles at q and k, and the reference of such a row moves to the
+  /// largest of them. Other rows stay as they are.
+  template <class Mask>
+  __device__ void move_references(uint32_t q, uint32_t k, Mask mask_scores) {
     bool own[2];
+    // Looked at anew, or the loop would keep the outcome of the comparison before for here.
+    asm volatile("" : "+f"(added_[0]), "+f"(added_[1]));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int high = !(added_[half] <= kMostSum) ? 1 : 0;
@@ -242,7 +265,6 @@ class ChainComputer {
       high |= __shfl_xor_sync(kFullWarp, high, 2);
       own[half] = high != 0;
     }
-    const uint32_t q = at_.q(q_ring_.stage), k = at_.tile(k_ring_.stage);
     const int q_row = group_ * 64 + warp_ * 16 + lane_ % 16;
 #pragma unroll
     for (int pair = 0; pair < kKeys / 16; ++pair) {
@@ -252,15 +274,15 @@ class ChainComputer {
 #pragma unroll 1
       for (int step = 0; step < D / 16; ++step) {
         uint32_t a[4], b[4];
-        load_matrices(a, piece_address<kBlockRows>(q, q_row, 2 * step + lane_ / 16));
-        load_matrices(b, piece_address<kKeys>(k, k_row, 2 * step + lane_ / 8 % 2));
+        load_matrices(a, tile_piece<D>(q, q_row, 2 * step + lane_ / 16));
+        load_matrices(b, tile_piece<D>(k, k_row, 2 * step + lane_ / 8 % 2));
         multiply_add<T>(c[0], a, b[0], b[1]);
         multiply_add<T>(c[1], a, b[2], b[3]);
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores_[8 * pair + i] = c[i / 4][i % 4];
     }
-    mask(block);
+    mask_scores();
     float factor[2] = {1, 1};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -283,55 +305,44 @@ class ChainComputer {
     for (int i = 0; i < D / 2; ++i) out_[i] *= factor[i / 2 % 2];
   }
 
+  /// A row's sum over the threads that share it.
+  __device__ float total_sum(int half) const {
+    const float pair = sum_[half] + __shfl_xor_sync(kFullWarp, sum_[half], 1);
+    return pair + __shfl_xor_sync(kFullWarp, pair, 2);
+  }
+
   /// Output and log-sum-exps of a unit whose sums are complete.
-  __device__ void store(const AttendUnit& unit) {
+  __device__ void store(const AttendUnit& unit, const float (&references)[2], const float (&totals)[2]) {
     const AttentionParams& p = call_.params;
+    float factor[2];
+    bool exists[2];
+    int64_t to[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = last_sum_[half];
-      total += __shfl_xor_sync(kFullWarp, total, 1);
-      total += __shfl_xor_sync(kFullWarp, total, 2);
-      const float factor = total == 0 ? 0 : p.v_scale / total;
+      const float total = totals[half];
+      factor[half] = total == 0 ? 0 : p.v_scale / total;
       const int i = row_of(half);
-      const bool exists = i < unit.block.rows;
-      const int64_t to = store_lse(unit, i, total == 0 ? -INFINITY : last_reference_[half] + log2f(total));
-      if (p.out_dtype == DType::kF32) {
-        float* out = static_cast<float*>(p.out) + to + 2 * (lane_ & 3);
+      exists[half] = i < unit.block.rows;
+      to[half] = store_lse(unit, i, total == 0 ? -INFINITY : references[half] + log2f(total));
+    }
+    switch (p.out_dtype) {
+      case DType::kF32:
 #pragma unroll
-        for (int j = 0; j < D / 8; ++j)
-          if (exists) *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor);
-        continue;
-      }
-      const bool bf16 = p.out_dtype == DType::kBF16;
+        for (int half = 0; half < 2; ++half) {
+          float* out = static_cast<float*>(p.out) + to[half] + 2 * (lane_ & 3);
 #pragma unroll
-      for (int j = 0; j < D / 8; j += 4) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i4 = 0; i4 < 4; ++i4) {
-          const float2 pair = scaled(4 * (j + i4) + 2 * half, factor);
-          words[i4] = bf16 ? pack_pair<__nv_bfloat16>(pair.x, pair.y) : pack_pair<__half>(pair.x, pair.y);
+          for (int j = 0; j < D / 8; ++j)
+            if (exists[half])
+              *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor[half]);
         }
-        transpose_quad(words);
-        if (exists)
-          *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + to + (j + (lane_ & 3)) * 8) =
-              make_uint4(words[0], words[1], words[2], words[3]);
-      }
+        break;
+      case DType::kBF16:
+        store_packed<__nv_bfloat16>(factor, exists, to);
+        break;
+      default:
+        store_packed<__half>(factor, exists, to);
+        break;
     }
-  }
-  /// Row i's log-sum-exp, in log2 units; returns where its output begins.
-  __device__ int64_t store_lse(const AttendUnit& unit, int i, float lse) {
-    const AttentionParams& p = call_.params;
-    const int n = unit.block.first + i;
-    const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
-    if (i < unit.block.rows && (lane_ & 3) == 0) {
-      if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
-      if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
-    }
-    return row * p.out_row_stride + head * p.out_head_stride;
-  }
-  __device__ float2 scaled(int i, float factor) const {
-    // Rows that see no key may hold what is not a number times zero.
-    return factor == 0 ? make_float2(0, 0) : make_float2(out_[i] * factor, out_[i + 1] * factor);
   }
 
   /// Zeros for a unit whose rows see no keys.
@@ -349,10 +360,76 @@ class ChainComputer {
     }
   }
 
+  /// What storing a unit takes later, when its place in the queue may have been needed for many without keys.
+  __device__ void leave_unit(const AttendUnit& unit) {
+    constexpr int kWords = sizeof(AttendUnit) / 4;
+    if (lane_ < kWords)
+      reinterpret_cast<uint32_t*>(&left_unit())[lane_] = reinterpret_cast<const uint32_t*>(&unit)[lane_];
+  }
+  __device__ AttendUnit& left_unit() const { return memory_.stored[group_ * 4 + warp_]; }
+  /// Out of the way, as registers are scarce: the sums of the unit whose last P V is not issued yet.
+  __device__ void leave_sums() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = total_sum(half);
+      if (lane_ % 4 == 0) memory_.row_sums[row_of(half)] = make_float2(reference_[half], total);
+    }
+    __syncwarp();
+  }
+  __device__ float2 left_sums(int half) const { return memory_.row_sums[row_of(half)]; }
+
+  /// The tiles of K and V that a step has read.
+  __device__ void release_tiles() {
+    __syncwarp();
+    if (lane_ < 2) arrive(at_.empty(lane_ == 0 ? k_ring_.stage : v_ring_.stage));
+    k_ring_.next();
+    v_ring_.next();
+  }
+
+  /// Row i's log-sum-exp, in log2 units; returns where its output begins.
+  __device__ int64_t store_lse(const AttendUnit& unit, int i, float lse) {
+    const AttentionParams& p = call_.params;
+    const int n = unit.block.first + i;
+    const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
+    if (i < unit.block.rows && (lane_ & 3) == 0) {
+      if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
+      if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
+    }
+    return row * p.out_row_stride + head * p.out_head_stride;
+  }
+  __device__ float2 scaled(int i, float factor) const {
+    // Rows that see no key may hold what is not a number times zero.
+    return factor == 0 ? make_float2(0, 0) : make_float2(out_[i] * factor, out_[i + 1] * factor);
+  }
+  template <class Out>
+  __device__ void store_packed(const float (&factor)[2], const bool (&exists)[2], const int64_t (&to)[2]) {
+    // Rows of all registers at once, so that shuffles do not wait for each other.
+    constexpr int kSquares = D / 32;
+    uint32_t words[2 * kSquares][4];
+#pragma unroll
+    for (int n = 0; n < 2 * kSquares; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int half = n / kSquares, j = n % kSquares * 4 + i;
+        const float2 pair = scaled(4 * j + 2 * half, factor[half]);
+        words[n][i] = pack_pair<Out>(pair.x, pair.y);
+      }
+    transpose_quads(words);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!exists[half]) continue;
+      uint16_t* out = static_cast<uint16_t*>(call_.params.out) + to[half] + (lane_ & 3) * 8;
+#pragma unroll
+      for (int n = 0; n < kSquares; ++n) {
+        const uint32_t(&r)[4] = words[half * kSquares + n];
+        *reinterpret_cast<uint4*>(out + 32 * n) = make_uint4(r[0], r[1], r[2], r[3]);
+      }
+    }
+  }
+
   const PrefillCall& call_;
   Memory& memory_;
   const Addresses<Memory> at_;
-  const AttendWork work_;
   const int heads_, group_, warp_, lane_;
   StepRing<kTiles, 2> k_ring_, v_ring_;
   StepRing<Memory::kQueries> q_ring_;
@@ -362,7 +439,6 @@ class ChainComputer {
   int started_ = 0;       // whether out_ holds sums of the unit that is multiplied
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {};
-  float last_reference_[2] = {}, last_sum_[2] = {};  // of the unit to be stored
   float added_[2] = {}, offset_[2] = {};  // of the step in work: its sums, what scores are offset by
   float scores_[kScores];
   uint32_t weights_[kKeys / 16][4] = {};

@@ -65,10 +65,12 @@ struct ChainMemory {
   static constexpr int kQueries = 2;
   alignas(1024) unsigned char q[kQueries][kBlockRows * D * 2];
   alignas(1024) unsigned char tiles[kTiles][kKeys * D * 2];
-  // One whose output is not stored yet, one in work, and two further ones.
-  UnitStore<AttendUnit, 4> queue;
+  UnitStore<AttendUnit, 6> queue;
   uint64_t full[kTiles], empty[kTiles];
   uint64_t q_full[kQueries], q_empty[kQueries];
+  // The unit whose output is not stored yet, for each computing warp, and its rows' references and sums.
+  AttendUnit stored[kComputeWarps];
+  float2 row_sums[kBlockRows];
 };
 
 /// Addresses in a block's shared memory, from one that is kept.
@@ -97,9 +99,9 @@ class Addresses {
   const uint32_t base_;
 };
 
-/// Draws the units of a launch one by one: all units of a head together, so that its keys stay in the cache.
-/// The work on the next unit is done in parts, so that one's latency passes while the loading warp does
-/// others' work.
+/// Draws the units of a launch one by one: first the one with the block's index, then by a counter. All units
+/// of a head come together, so that its keys stay in the cache. The work on the next unit is done in parts,
+/// so that one's latency passes while the loading warp does others' work.
 template <class Queue>
 class UnitDrawer {
  public:
@@ -107,19 +109,19 @@ class UnitDrawer {
 
   /// One part of the work on the next unit; nothing when it is in the queue.
   __device__ void advance() {
-    const PrefillCall& call = work_.call;
     AttendUnit& unit = queue_.units[ring_.stage];
     switch (part_) {
       case 0:
-        index_ = atomicAdd(call.counters, 1);
+        index_ = first_ ? blockIdx.x : gridDim.x + static_cast<uint32_t>(atomicAdd(work_.call.counters, 1));
+        first_ = false;
         wait_barrier(queue_.empty[ring_.stage], ring_.parity ^ 1);
         break;
       case 1: {
-        const int32_t blocks = call.totals->dense_blocks;
-        const bool more = blocks > 0 && index_ / blocks < work_.readers();
-        unit.reader = more ? index_ / blocks : -1;
+        const auto index = static_cast<int32_t>(index_), blocks = work_.call.totals->dense_blocks;
+        const bool more = blocks > 0 && index / blocks < work_.readers();
+        unit.reader = more ? index / blocks : -1;
         unit.count = 0;
-        if (more) unit.block = call.dense_table[index_ % blocks];
+        if (more) unit.block = work_.call.dense_table[index % blocks];
         break;
       }
       case 2:
@@ -142,8 +144,30 @@ class UnitDrawer {
   Queue& queue_;
   StepRing<Queue::kEntries> ring_;
   int part_ = 0;
-  int32_t index_ = 0;
+  bool first_ = true;
+  uint32_t index_ = 0;
 };
+
+// Tiles [rows, D] in shared memory are eight rows after eight rows here, of these 64 columns after 64
+// columns, swizzled: so one box brings all columns of its keys.
+template <int D>
+constexpr int kEightRows = 8 * D * 2;  // bytes
+
+/// Where 16-byte piece `piece` of row `row` lies in such a tile.
+template <int D>
+__device__ inline uint32_t tile_piece(uint32_t tile, int row, int piece) {
+  return tile + static_cast<uint32_t>(row / 8 * kEightRows<D> + piece / 8 * 1024 + row % 8 * 128 +
+                                      ((piece ^ row) & 7) * 16);
+}
+/// A tile as an operand of products, which are over its columns or its rows.
+template <int D>
+__device__ inline uint64_t row_descriptor(uint32_t tile) {
+  return matrix_descriptor(tile, 1024, kEightRows<D>);
+}
+/// Where columns [16 step, 16 step + 16) of a tile begin.
+__device__ inline constexpr uint32_t step_bytes(int step) {
+  return static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
+}
 
 /// Rows of a tile [rows, D] that one loading warp copies: [warp * kRows, (warp + 1) * kRows), kAtOnce of them
 /// by one instruction.
@@ -155,12 +179,13 @@ struct WarpRows {
   __device__ WarpRows(uint32_t tile, int warp, int lane)
       : own_row(lane / kPieces),
         piece(lane % kPieces),
-        own(piece_address<rows>(tile, warp * kRows + own_row, piece)) {}
+        own(tile_piece<D>(tile, warp * kRows + own_row, piece)) {}
 
   /// Where this thread's piece of its i-th row goes.
   __device__ uint32_t to(int i) const {
     const int row = i * kAtOnce;
-    return (own ^ static_cast<uint32_t>((row & 7) * 16)) + static_cast<uint32_t>(row * 128);
+    return (own ^ static_cast<uint32_t>(row % 8 * 16)) +
+           static_cast<uint32_t>(row / 8 * kEightRows<D> + row % 8 * 128);
   }
 
   const int own_row, piece;
@@ -184,43 +209,70 @@ __device__ inline void copy_unit_rows(uint32_t tile, const void* base, uint32_t 
   }
 }
 
+/// A unit's packed row that this loading thread knows of: where it lies in q.
+struct QueryRow {
+  uint32_t offset;
+  bool exists;
+
+  __device__ QueryRow(const PrefillCall& call, const AttendUnit& unit, int32_t heads) {
+    const int32_t i = static_cast<int32_t>(threadIdx.x), n = unit.block.first + i;
+    exists = i < unit.block.rows;
+    offset = exists ? static_cast<uint32_t>(unit.block.row + n / heads) * call.q_row_units +
+                          static_cast<uint32_t>(unit.reader * heads + n % heads) * call.q_head_units
+                    : 0;
+  }
+};
+
+/// Copies the packed rows of a unit to a tile [kBlockRows, D]; rows that it does not have become zeros.
+template <class T, int D>
+__device__ inline void copy_unit_queries(const PrefillCall& call, uint32_t tile, const AttendUnit& unit,
+                                         int32_t heads, int warp, int lane) {
+  const QueryRow own(call, unit, heads);
+  copy_unit_rows<kBlockRows, D, 4>(tile, call.params.q, own.offset, call.q_unit, own.exists, warp, lane);
+}
+
 /// Fetches blocks of kKeys keys of a sequence from last to first into tiles of K and V, in boxes; a last
 /// block that is not whole is copied piecewise.
 template <class T, int D, int kKeys>
 class BoxLoader {
   using Rows = WarpRows<kKeys, D>;
-  static constexpr int kRows = Rows::kRows, kPanels = D / 64;
+  static constexpr int kRows = Rows::kRows;
 
  public:
   __device__ BoxLoader(const PrefillCall& call, int warp, int lane)
-      : call_(call), warp_(warp), lane_(lane), map_rows_(call.map_rows) {
-    if (map_rows_ == 0) return;
-    const int boxes = kKeys / map_rows_ * kPanels;
+      : call_(call), warp_(warp), lane_(lane), box_rows_(call.box_rows) {
+    if (box_rows_ == 0) return;
+    const int boxes = kKeys / box_rows_;
     issuers_ = min(boxes, kLoadWarps);
-    own_boxes_ = boxes / issuers_;
+    own_boxes_ = warp < issuers_ ? boxes / issuers_ : 0;
   }
 
-  /// Starts on blocks block, block - 1, ... of a sequence's keys.
-  __device__ void begin(int32_t keys, int32_t batch, int32_t kv_head, int32_t block) {
-    keys_ = keys;
-    batch_ = batch;
+  /// Announces a unit of `blocks` > 0 blocks, so that what is looked up first is at hand when it begins.
+  __device__ void announce(const AttendUnit& unit, int32_t blocks) {
+    next_keys_ = unit.block.keys;
+    next_batch_ = unit.block.batch;
+    next_first_token_ =
+        load_if(call_.params.page_table == nullptr, call_.params.cu_seqlens_kv + next_batch_, 0);
+    first_page_ = load_box_page(blocks - 1, next_keys_, next_batch_);
+  }
+  /// Starts on blocks block, block - 1, ... of the keys of the unit that was announced.
+  __device__ void begin(int32_t kv_head, int32_t block) {
+    keys_ = next_keys_;
+    batch_ = next_batch_;
     kv_head_ = kv_head;
-    first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + batch) : 0;
-    page_ = load_box_page(block);
+    first_token_ = next_first_token_;
+    page_ = first_page_;
     if (!is_boxed(block)) position_ = position_in(block);
   }
 
-  /// Whether this warp copies any part of a block.
-  __device__ bool takes_part(int32_t block) const { return !is_boxed(block) || warp_ < issuers_; }
-
   /// Looks pages of the next block up while this one is copied; once a block, before copy_keys.
   __device__ void look_ahead(int32_t block) {
-    if (call_.params.page_table != nullptr) next_page_ = load_box_page(block - 1);
+    if (call_.params.page_table != nullptr) next_page_ = load_box_page(block - 1, keys_, batch_);
   }
 
   __device__ void copy_keys(int32_t block, uint32_t tile, uint32_t full) {
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_map);
-    const int32_t page = load_page(position_);
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_boxes);
+    const int32_t page = load_page(position_, batch_);
     int32_t slot = position_;
     if (call_.params.page_table != nullptr) slot -= page_of(position_) * call_.params.page_size;
     if (call_.params.page_table == nullptr) slot += first_token_;
@@ -238,7 +290,7 @@ class BoxLoader {
     if (lane_ == 0) arrive(full);
   }
   __device__ void copy_values(int32_t block, uint32_t tile, uint32_t full) {
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_map);
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_boxes);
     copy(tile, v_offset_, static_cast<const T*>(call_.params.v) + kv_head_ * call_.params.v_head_stride);
     arrive_after_copies(full);
     if (lane_ == 0) arrive(full);
@@ -267,64 +319,52 @@ class BoxLoader {
   __device__ int32_t page_of(int32_t position) const {
     return call_.page_shift >= 0 ? position >> call_.page_shift : position / call_.params.page_size;
   }
-  __device__ int32_t load_page(int32_t position) const {
+  __device__ int32_t load_page(int32_t position, int32_t batch) const {
     const AttentionParams& p = call_.params;
     if (p.page_table == nullptr) return 0;
-    return load_if(position >= 0, p.page_table + batch_ * p.page_table_stride + page_of(max(position, 0)), 0);
+    return load_if(position >= 0, p.page_table + batch * p.page_table_stride + page_of(max(position, 0)), 0);
   }
 
-  // A tile's boxes are dealt out to the warps in turn, the panels of the same keys one after another; a
-  // warp's i-th:
+  // A tile's boxes are dealt out to the warps in turn; a warp's i-th:
   __device__ int box_of(int i) const { return warp_ + i * issuers_; }
   /// Page of the warp's box that this lane looks up.
-  __device__ int32_t load_box_page(int32_t block) const {
+  __device__ int32_t load_box_page(int32_t block, int32_t keys, int32_t batch) const {
     if (call_.params.page_table == nullptr || block < 0 || lane_ >= own_boxes_) return 0;
-    const int32_t key = block * kKeys + box_of(lane_) / kPanels * map_rows_;
-    return key < keys_ ? load_page(key) : 0;
+    const int32_t key = block * kKeys + box_of(lane_) * box_rows_;
+    return load_page(key < keys ? key : -1, batch);
   }
-  __device__ void copy_boxes(int32_t block, uint32_t tile, uint32_t full, const CUtensorMap& map) const {
+  __device__ void copy_boxes(int32_t block, uint32_t tile, uint32_t full, const BoxMap& map) const {
+    // All warps arrive, also those without a box: none may be so far ahead or behind that it takes a phase of
+    // a barrier for another.
     if (lane_ == 0) {
-      expect_bytes(full, static_cast<uint32_t>(own_boxes_ * map_rows_) * 128);
-      arrive(full, kFullArrivals / static_cast<uint32_t>(issuers_));
+      if (own_boxes_ > 0) expect_bytes(full, static_cast<uint32_t>(own_boxes_ * box_rows_ * D * 2));
+      arrive(full, kFullArrivals / kLoadWarps);
     }
     const bool paged = call_.params.page_table != nullptr;
 #pragma unroll 1
     for (int i = 0; i < own_boxes_; ++i) {
-      const int box = box_of(i), panel = box % kPanels, row = box / kPanels * map_rows_;
+      const int row = box_of(i) * box_rows_;
       const int32_t key = block * kKeys + row, page = __shfl_sync(kFullWarp, page_, i);
       const int32_t token = paged ? key - page_of(key) * call_.params.page_size : first_token_ + key;
       if (lane_ == 0)
-        copy_box(tile + static_cast<uint32_t>(panel * kKeys + row) * 128, &map, full, panel * 64, token,
-                 kv_head_, page);
+        copy_box(tile + static_cast<uint32_t>(row * D * 2), &map.map, full, 0, token,
+                 kv_head_ * map.head_panels, 0, page);
       __syncwarp();
     }
   }
 
   const PrefillCall& call_;
   const int warp_, lane_;
-  const int map_rows_;                          // keys of a box
+  const int box_rows_;                          // keys of a box
   int issuers_ = 1, own_boxes_ = 0;             // warps that share a tile's boxes, and how many each copies
   int32_t keys_ = 0, batch_ = 0, kv_head_ = 0;  // of the sequence
-  int32_t first_token_ = 0;                     // packed: of the sequence
-  int32_t position_ = -1;                       // of this lane's key of the block that is not whole
-  int32_t page_ = 0, next_page_ = 0;            // of this lane's box, of the block and of the one before
+  int32_t next_keys_ = 0, next_batch_ = 0, next_first_token_ = 0, first_page_ = 0;  // of the next unit
+  int32_t first_token_ = 0;                                                         // packed: of the sequence
+  int32_t position_ = -1;             // of this lane's key of the block that is not whole
+  int32_t page_ = 0, next_page_ = 0;  // of this lane's box, of the block and of the one before
   // Of the block that is not whole: where this lane's key lies in K and V, which keys exist.
   uint32_t k_offset_ = 0, v_offset_ = 0, exists_ = 0;
 };
-
-/// Copies packed rows [first, first + rows) of a unit to a tile [kBlockRows, D]; other rows become zeros.
-/// heads: query heads that share the keys, from head_begin on.
-template <class T, int D>
-__device__ inline void copy_unit_queries(const PrefillCall& call, uint32_t tile, int32_t row, int32_t first,
-                                         int32_t rows, int32_t head_begin, int32_t heads, int warp,
-                                         int lane) {
-  const int32_t i = warp * 32 + lane, n = first + i;
-  const bool exists = i < rows;
-  const uint32_t offset = exists ? static_cast<uint32_t>(row + n / heads) * call.q_row_units +
-                                       static_cast<uint32_t>(head_begin + n % heads) * call.q_head_units
-                                 : 0;
-  copy_unit_rows<kBlockRows, D, 4>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
-}
 
 /// Loads what the units of a launch need, until there are no more.
 template <class T, int D>
@@ -334,50 +374,66 @@ __device__ void chain_load(const PrefillCall& call, ChainMemory<D>& memory) {
   const AttendWork work{call, false};
   const bool draws = warp == kLoadWarps - 1 && lane == 0;
   UnitDrawer drawer(work, memory.queue);
-  StoreReader reader(memory.queue);
   if (draws) drawer.finish();
   __syncwarp();
+  StoreReader reader(memory.queue);
   BoxLoader<T, D, Memory::kKeys> loader(call, warp, lane);
   StepRing<Memory::kTiles> ring;
   StepRing<Memory::kQueries> q_ring;
   const bool leads = warp == 0 && lane == 0;
   const Addresses at(memory);
+  const auto copy_queries = [&](const AttendUnit& unit) {
+    wait_barrier(at.q_empty(q_ring.stage), q_ring.parity ^ 1);
+    copy_unit_queries<T, D>(call, at.q(q_ring.stage), unit, work.heads(), warp, lane);
+    arrive_after_copies(at.q_full(q_ring.stage));
+    q_ring.next();
+  };
   // The tile of V before the first, without contents.
   if (leads) arrive(at.full(ring.stage), kFullArrivals);
   ring.next();
+  int index = reader.wait();
+  bool announced = false;
   while (true) {
-    const int index = reader.wait();
     const AttendUnit& unit = memory.queue.units[index];
     if (unit.reader < 0) break;
     const int32_t blocks = unit_blocks<Memory::kKeys>(unit, work.heads());
-    if (blocks > 0) loader.begin(unit.block.keys, unit.block.batch, work.kv_head(unit.reader), blocks - 1);
+    // By then the queries of the unit before are no longer read, if there are as many blocks.
+    const int32_t last_begin = max(min(blocks - 4, 4), 0);
+    int next = -1;
+    const auto announce = [&](const AttendUnit& other) {
+      const int32_t its_blocks = other.reader < 0 ? 0 : unit_blocks<Memory::kKeys>(other, work.heads());
+      announced = its_blocks > 0;
+      if (!announced) return;
+      copy_queries(other);
+      loader.announce(other, its_blocks);
+    };
+    const auto take_next = [&] {
+      if (draws) drawer.finish();
+      __syncwarp();
+      next = reader.wait();
+      announce(memory.queue.units[next]);
+    };
+    if (!announced) announce(unit);
+    if (blocks > 0) loader.begin(work.kv_head(unit.reader), blocks - 1);
 #pragma unroll 1
     for (int32_t block = blocks - 1; block >= 0; --block) {
       loader.look_ahead(block);
-      if (loader.takes_part(block)) {
-        wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
-        loader.copy_keys(block, at.tile(ring.stage), at.full(ring.stage));
-      }
+      wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
+      loader.copy_keys(block, at.tile(ring.stage), at.full(ring.stage));
       ring.next();
-      if (block == blocks - 1) {
-        wait_barrier(at.q_empty(q_ring.stage), q_ring.parity ^ 1);
-        copy_unit_queries<T, D>(call, at.q(q_ring.stage), unit.block.row, unit.block.first, unit.block.rows,
-                                unit.reader * work.heads(), work.heads(), warp, lane);
-        arrive_after_copies(at.q_full(q_ring.stage));
-        q_ring.next();
-      }
-      if (loader.takes_part(block)) {
-        wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
-        loader.copy_values(block, at.tile(ring.stage), at.full(ring.stage));
-      }
+      wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
+      loader.copy_values(block, at.tile(ring.stage), at.full(ring.stage));
       ring.next();
       loader.next();
-      if (draws) drawer.advance();
+      // The next unit soon enough for its queries to arrive in time, but not sooner, or units would be drawn
+      // by those that are not done with theirs.
+      if (draws && block <= last_begin + 4) drawer.advance();
       __syncwarp();
+      if (block == last_begin) take_next();
     }
+    if (blocks == 0) take_next();
     reader.release(index);
-    if (draws) drawer.finish();
-    __syncwarp();
+    index = next;
   }
   // The Q K^T that the last P V is issued with.
   if (!leads) return;

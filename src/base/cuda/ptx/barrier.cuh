@@ -91,6 +91,16 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_
   copy_box(shared, map, shared_address(&barrier), x0, x1, x2, x3);
 }
 
+/// A box of a tensor of five dimensions.
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
+                                int32_t x1, int32_t x2, int32_t x3, int32_t x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+
 /// Gives registers of the warpgroup back, or takes them, up to `count` a thread.
 template <int count>
 __device__ inline void release_registers() {
