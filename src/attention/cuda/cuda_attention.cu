@@ -88,7 +88,8 @@ SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows) {
       rule.most = 1024;
       break;
     case Pass::kSparse:
-      rule.units = rows <= 8 ? 512 : 256;
+      // At most 128 splits a list: a call of one sequence then has a unit a warp, if it has eight lists.
+      rule.units = rows <= 8 ? std::min(1024, 128 * lists) : 256;
       rule.least = 64;
       rule.most = rows <= 8 ? 256 : 416;
       break;
@@ -96,7 +97,6 @@ SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows) {
   rule.least = rule.least * 128 / head_dim;
   rule.most = rule.most * 128 / head_dim;
   rule.lists = lists;
-  rule.warps = pass == Pass::kScore ? 2048 : 1024 * 128 / std::max(64, std::min(head_dim, 128));
   // Without values a unit leaves a few bytes, and long units end far apart.
   rule.takes_groups = pass != Pass::kScore;
   return rule;
@@ -122,6 +122,7 @@ DecodeCall make_call(const AttentionParams& p) {
   call.dense_rule = split_rule(p.role == Role::kAnchor ? Pass::kScore : Pass::kDense, p.head_dim, p.kv_heads,
                                call.dense_rows);
   call.sparse_rule = split_rule(Pass::kSparse, p.head_dim, call.readers, call.sparse_rows);
+  call.sparse_rule.many_of_a_call = call.sparse_rows == 8;
   call.dense_splits = most_splits(call.dense_rule, p.max_kv_len);
   call.sparse_splits = most_splits(call.sparse_rule, int64_t{p.capacity} + p.max_q_len);
   call.score_stride = blocks_of(p.max_kv_len, kScorePadding) * kScorePadding;
@@ -208,6 +209,16 @@ void attend(const DecodeCall& call, Pass pass, cudaStream_t stream) {
   attend<__half>(call, pass, stream);
 }
 
+/// What depends on the multiprocessors, and so must not touch what is added to what.
+void share_work(DecodeCall& call) {
+  const int32_t dim = call.params.head_dim;
+  const int32_t warps = call.multiprocessors * (dim <= 64 ? 16 : dim <= 128 ? 8 : 4);
+  call.dense_rule.warps = call.params.role == Role::kAnchor ? 2 * warps : warps;
+  call.sparse_rule.warps = warps;
+  if (call.params.batch * call.tiles == 1 && call.sparse_rows == 8 && dim <= 128)
+    call.sparse_rule.block_groups = warps / kSplitGroup;
+}
+
 void launch_call(const AttentionParams& params, void* workspace, const AttentionContext& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   if (params.tile_rule == TileRule::kAligned)
@@ -215,6 +226,7 @@ void launch_call(const AttentionParams& params, void* workspace, const Attention
   DecodeCall call = make_call(params);
   lay_out(call, static_cast<std::byte*>(workspace));
   call.multiprocessors = std::max(1, multiprocessors("decode") - context.spare_multiprocessors);
+  share_work(call);
   if (!call.self_scheduled) launch_schedule(call, stream);
   if (params.role == Role::kDense || params.role == Role::kLayer0) {
     attend(call, Pass::kDense, stream);

@@ -30,15 +30,18 @@ constexpr int32_t kSplitGroup = 4;
 
 /// How a list is cut into splits, whose results are merged in a fixed order: those of a group of successive
 /// splits one after the other, then the groups. A function of the list's own length and of the call's shape,
-/// so that a sequence's result never depends on its batch mates. A unit of work is one split, or one group,
-/// which a warp merges on its own; that changes who adds, not what is added.
+/// so that a sequence's result never depends on its batch mates. How splits are dealt out as units of work
+/// (UnitCut) changes who adds, not what is added, and may depend on anything.
 struct SplitRule {
   int32_t units = 0;  // splits that a tile is cut into if their size allows it, a multiple of kUnitsMultiple
   int32_t least = 0;  // keys of a split
   int32_t most = 0;
-  int32_t lists = 0;          // lists of one tile
-  int32_t warps = 0;          // that share the last units of a call
-  bool takes_groups = false;  // a unit may be a group
+  int32_t lists = 0;  // of one tile
+  // How units are cut.
+  int32_t warps = 0;            // of the pass
+  int32_t block_groups = 0;     // that the blocks of a call of a single tile may share out, one each or more
+  bool takes_groups = false;    // a warp may merge a group
+  bool many_of_a_call = false;  // units may be several splits, or groups, as a call's splits part among warps
 };
 /// For a >= 0, b > 0.
 __host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) {
@@ -61,13 +64,36 @@ __host__ __device__ inline int32_t split_count(const SplitRule& rule, int32_t le
   return divide_up(length, split_keys(rule, length));
 }
 
-/// Splits of a unit of sequence b. Groups leave fewer partial results, single splits share work more evenly:
-/// the last sequences of the batch are cut into splits, so that warps finish at about the same time.
-__host__ __device__ inline int32_t splits_of_unit(const SplitRule& rule, int32_t splits, int32_t b,
-                                                  int32_t batch) {
-  if (!rule.takes_groups) return 1;
-  const int32_t tail = divide_up(rule.warps, divide_up(splits, kSplitGroup) * rule.lists);
-  return b < batch - tail ? kSplitGroup : 1;
+/// Who merges the splits of a group: all of them leave a partial result for the merge kernel, or the group
+/// leaves one.
+enum class GroupMerge : int32_t { kNobody, kWarp, kBlock };
+
+/// Successive splits that make up a unit of work, which a warp works on: one or more, or whole groups.
+struct UnitCut {
+  int32_t splits;
+  GroupMerge merge;
+};
+/// The cut of sequence b, which has lists of `splits` splits; in_call: splits of all lists of the call, 0 if
+/// that is not known. Groups leave fewer partial results, small units share work more evenly.
+__host__ __device__ inline UnitCut cut_units(const SplitRule& rule, int32_t splits, int32_t b, int32_t batch,
+                                             int32_t in_call) {
+  const int32_t groups = divide_up(splits, kSplitGroup) * rule.lists;
+  if (groups == 0 || !rule.takes_groups) return {1, GroupMerge::kNobody};
+  // Fewer groups than for half of the blocks leave too many warps idle.
+  if (groups <= rule.block_groups && 2 * groups >= rule.block_groups) return {1, GroupMerge::kBlock};
+  if (rule.many_of_a_call && in_call > 0) {
+    // One unit a warp if that keeps nearly all warps busy.
+    const int32_t share = divide_up(in_call, rule.warps);
+    if (2 * share <= kSplitGroup) return {share, GroupMerge::kNobody};
+    const int32_t whole = divide_up(share, kSplitGroup);
+    constexpr int32_t kMostGroups = 4;
+    if (whole == 1 ||
+        (whole <= kMostGroups && in_call / (whole * kSplitGroup) >= rule.warps - rule.warps / 8))
+      return {whole * kSplitGroup, GroupMerge::kWarp};
+  }
+  // The last sequences of the batch are cut more finely, so that warps finish at about the same time.
+  const int32_t tail = divide_up(rule.warps, groups);
+  return b < batch - tail ? UnitCut{kSplitGroup, GroupMerge::kWarp} : UnitCut{1, GroupMerge::kNobody};
 }
 
 /// The most splits of one list of up to `longest` keys.
@@ -89,12 +115,12 @@ struct alignas(16) UnitTile {
   int32_t row_chunks;   // units that share a stretch of a list
   int32_t split;        // keys of a split
   int32_t unit_splits;  // splits of a unit
-  int32_t members;      // of an anchor's sets
-  int32_t own;          // own keys after the members
+  GroupMerge merge;
+  int32_t members;  // of an anchor's sets
+  int32_t own;      // own keys after the members
   int32_t candidates;
   int32_t limit;  // keys that the first row sees, less the members
   int32_t set;    // index of its sets, -1 without a place
-  int32_t unused;
 };
 
 /// Dimension of value `index` of a partial result, in the order in which the lanes of a warp hold them.

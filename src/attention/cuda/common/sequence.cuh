@@ -171,42 +171,50 @@ __device__ inline int32_t longest_list(const DecodeCall& call, const StepSequenc
                          [](int32_t own) { return __reduce_max_sync(0xFFFFFFFFu, own); });
 }
 
-/// longest: keys of the tile's longest list.
+/// A tile whose units are not cut yet; longest: keys of its longest list.
 __device__ inline UnitTile sparse_tile(const DecodeCall& call, const StepSequence& s, const StepTile& tile,
                                        int32_t b, int32_t longest) {
   const int32_t candidates = tile.budget.candidates;
-  const int32_t split = split_keys(call.sparse_rule, longest);
   return {b,
           s.row_begin + tile.row_begin,
           tile.rows,
           call.sparse_row_chunks(s.q_len),
-          split,
-          splits_of_unit(call.sparse_rule, divide_up(longest, split), b, call.params.batch),
+          split_keys(call.sparse_rule, longest),
+          1,
+          GroupMerge::kNobody,
           tile.set < 0 ? 0 : tile.budget.members(),
           own_keys(call, s, tile),
           candidates,
           s.start + tile.row_begin + 1 - candidates,
-          tile.set,
-          0};
+          tile.set};
+}
+
+/// Cuts the units of a tile whose longest list has `splits` splits, and returns how many there are; in_call
+/// as for cut_units().
+__device__ inline int32_t cut_sparse_tile(const DecodeCall& call, UnitTile& tile, int32_t splits,
+                                          int32_t in_call) {
+  const UnitCut cut = cut_units(call.sparse_rule, splits, tile.sequence, call.params.batch, in_call);
+  tile.unit_splits = cut.splits;
+  tile.merge = cut.merge;
+  return divide_up(splits, cut.splits) * tile.row_chunks * call.readers;
 }
 
 /// The whole of a sequence as the own keys of a list without members.
 __device__ inline UnitTile dense_tile(const DecodeCall& call, const StepSequence& s, int32_t b) {
   const int32_t split = split_keys(call.dense_rule, s.kv_len);
-  return {b,       s.row_begin,
-          s.q_len, divide_up(s.q_len * call.group, call.dense_rows),
-          split,   splits_of_unit(call.dense_rule, divide_up(s.kv_len, split), b, call.params.batch),
-          0,       s.kv_len,
-          0,       s.start + 1,
-          -1,      0};
+  const UnitCut cut = cut_units(call.dense_rule, divide_up(s.kv_len, split), b, call.params.batch, 0);
+  return {b,        s.row_begin, s.q_len,     divide_up(s.q_len * call.group, call.dense_rows),
+          split,    cut.splits,  cut.merge,   0,
+          s.kv_len, 0,           s.start + 1, -1};
 }
 
-/// Units of work of tile `entry` of the batch, every sequence having call.tiles; lanes as for longest_list().
-/// If `reports`, AttentionStatus bits are added to status.
+/// Units of work in the pass over all keys, and splits of the longest list, of tile `entry` of the batch,
+/// every sequence having call.tiles; lanes as for longest_list(). If `reports`, AttentionStatus bits are
+/// added to status.
 template <bool kDense, bool kSparse, int unroll, class Largest>
 __device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int32_t first, int32_t step,
                                      Largest largest, UnitTile& dense, int32_t& dense_units, UnitTile& sparse,
-                                     int32_t& sparse_units, bool reports, uint32_t& status) {
+                                     int32_t& splits, bool reports, uint32_t& status) {
   const AttentionParams& p = call.params;
   const int32_t b = call.tiles == 1 ? entry : entry / call.tiles, index = entry - b * call.tiles;
   const StepSequence s = load_sequence(call, b);
@@ -229,7 +237,28 @@ __device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int3
   const int32_t longest = longest_list<unroll>(call, s, tile, first, step, largest);
   const UnitTile units = sparse_tile(call, s, tile, b, longest);
   sparse = units;
-  sparse_units = divide_up(longest, units.split * units.unit_splits) * units.row_chunks * call.readers;
+  splits = divide_up(longest, units.split);
+}
+
+/// Lanes of a warp that share a tile when the warp looks at all `entries` tiles at once, a power of two.
+__device__ inline int32_t lanes_of_tile(int32_t entries) { return 32 >> (32 - __clz(entries - 1)); }
+
+/// Splits of all lists of a self-scheduled call, by a warp.
+__device__ inline int32_t splits_in_call(const DecodeCall& call) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, entries = call.params.batch * call.tiles;
+  const int32_t lanes = lanes_of_tile(entries), entry = lane / lanes, b = entry / call.tiles;
+  int32_t splits = 0;
+  if (entry < entries) {
+    const unsigned together = (lanes == 32 ? 0xFFFFFFFFu : (1u << lanes) - 1) << (entry * lanes);
+    const StepSequence s = load_sequence(call, b);
+    if (entry - b * call.tiles < s.tiles) {
+      const StepTile tile = load_tile(call, s, b, entry - b * call.tiles);
+      const int32_t longest = longest_list<1>(call, s, tile, lane % lanes, lanes,
+                                              [&](int32_t own) { return __reduce_max_sync(together, own); });
+      splits = split_count(call.sparse_rule, longest) * call.readers;
+    }
+  }
+  return __reduce_add_sync(0xFFFFFFFFu, lane % lanes == 0 ? splits : 0);
 }
 
 /// Adds what another part of a row's keys left to what came before: the largest score (finite once added) and
@@ -246,8 +275,8 @@ __device__ inline float merge_sums(const Merge& merge, float sum, float other) {
   return __fmaf_rn(sum, merge.old_factor, __fmul_rn(other, merge.new_factor));
 }
 
-/// Largest score (finite) and sum of 2^(score - largest) of one row over its partial results, one a split or
-/// one a group of splits; a warp's lanes share it.
+/// Largest score (finite) and sum of 2^(score - largest) of one row over what a pass over all keys left of
+/// it, one partial result a split or one a group of splits; a warp's lanes share it.
 struct RowStats {
   float top, total;
 };

@@ -9,6 +9,7 @@
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/decode_compute.cuh"
+#include "attention/cuda/sm90/decode_partial.cuh"
 #include "attention/cuda/sm90/decode_unit.cuh"
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
@@ -47,20 +48,23 @@ template <bool kSparse>
 __device__ void schedule_block(const DecodeCall& call, int32_t* unit_begin, UnitTile* tiles) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t entries = call.params.batch * call.tiles;
-  // A power of two of lanes for each tile.
-  const int32_t lanes = 32 >> (32 - __clz(entries - 1));
+  const int32_t lanes = lanes_of_tile(entries);
   const int32_t entry = lane / lanes;
   // Once a call: an anchor's pass over its sets has nothing to add.
   const bool reports =
       (!kSparse || call.params.role == Role::kReuse) && blockIdx.x == 0 && call.params.status != nullptr;
   uint32_t status = 0;
-  int32_t units = 0, unused = 0;
+  int32_t units = 0, splits = 0;
   UnitTile tile = {};
   if (entry < entries) {
     const unsigned together = (lanes == 32 ? kFullWarp : (1u << lanes) - 1) << (entry * lanes);
     schedule_tile<!kSparse, kSparse, 1>(
         call, entry, lane % lanes, lanes, [&](int32_t own) { return __reduce_max_sync(together, own); }, tile,
-        kSparse ? unused : units, tile, kSparse ? units : unused, reports, status);
+        units, tile, splits, reports, status);
+  }
+  if constexpr (kSparse) {
+    const int32_t in_call = __reduce_add_sync(kFullWarp, lane % lanes == 0 ? splits * call.readers : 0);
+    if (splits > 0) units = cut_sparse_tile(call, tile, splits, in_call);
   }
   int32_t sum = lane % lanes > 0 ? 0 : units;
 #pragma unroll
@@ -145,12 +149,13 @@ __device__ void find_unit(const DecodeCall& call, const int32_t* block_units, co
     unit.rows = min(most_rows, tile.rows * heads - unit.first);
     unit.head_begin = reader * heads;
     unit.split_chunks = tile.split / kChunkKeys;
-    unit.is_group = tile.unit_splits > 1;
+    unit.is_group = tile.merge == GroupMerge::kWarp;
     const int32_t unit_keys = tile.split * tile.unit_splits;
     if (unit.first > 0) unit.limit += unit.first / heads;
     unit.key_begin = unit.part * unit_keys;
+    unit.part *= unit.is_group ? tile.unit_splits / kSplitGroup : tile.unit_splits;
     unit.chunks = divide_up(max(min(unit_keys, unit.length - unit.key_begin), 0), kChunkKeys);
-    if (unit.chunks > 0) break;
+    if (unit.chunks > 0 || tile.merge == GroupMerge::kBlock) break;
     index = call.self_scheduled
                 ? next_dealt(index)
                 : __shfl_sync(kFullWarp, lane == 0 ? atomicAdd(counter, 1) : 0, 0) + first_units();
@@ -179,6 +184,42 @@ __device__ void find_unit(const DecodeCall& call, const int32_t* block_units, co
     const int32_t first = page_of(call, unit.key_begin), last = page_of(call, unit.key_begin + keys - 1);
     const int32_t* pages = p.page_table + unit.sequence * p.page_table_stride;
     for (int32_t i = first + lane * kWords; i <= last; i += 32 * kWords) touch(pages + i);
+  }
+}
+
+/// Unit of a warp where blocks share out the groups of a call of one tile: each has one before any has two.
+__device__ inline int32_t shared_unit(const DecodeCall& call, int warp) {
+  const uint32_t place = blockIdx.x + warp / kSplitGroup * gridDim.x;
+  const uint32_t group = place / static_cast<uint32_t>(call.readers);
+  return static_cast<int32_t>((group * kSplitGroup + warp % kSplitGroup) * call.readers +
+                              (place - group * call.readers));
+}
+
+/// Merges what the warps of a block left of the splits of a group, each in its first stages: the group of the
+/// warp's own split, a row a warp at a time.
+template <int D, class Memory>
+__device__ void merge_block(const DecodeCall& call, Memory& memory, int warp, int lane) {
+  constexpr int kPerLane = D / 32;
+  const int first_warp = warp / kSplitGroup * kSplitGroup;
+  const Unit& unit = memory.units[first_warp][0];
+#pragma unroll 1
+  for (int32_t r = warp - first_warp; r < unit.rows; r += kSplitGroup) {
+    RowPart<kPerLane> parts[kSplitGroup];
+#pragma unroll
+    for (int j = 0; j < kSplitGroup; ++j) {
+      const auto* out = reinterpret_cast<const float*>(memory.stages[first_warp + j][0]);
+      load_part(reinterpret_cast<const float2*>(out + 8 * D), out, r,
+                memory.units[first_warp + j][0].chunks > 0, lane, parts[j]);
+    }
+    RowPart<kPerLane> all = {-INFINITY, 0, {}};
+#pragma unroll
+    for (int j = 0; j < kSplitGroup; ++j)
+      if (memory.units[first_warp + j][0].chunks > 0) add_part(all, parts[j]);
+    const int32_t n = unit.first + r;
+    const int64_t row = int64_t{unit.q_row + n / call.reader_heads} * call.params.query_heads +
+                        unit.head_begin + n % call.reader_heads;
+    store_part(call.partial_stats, call.partial_out, row * call.sparse_splits + unit.part / kSplitGroup, lane,
+               all);
   }
 }
 
@@ -384,6 +425,7 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
   int fetch_stage = 0, stage = 0;  // both counts modulo kStages
   // While the first warp looks at the lengths, the others fetch a chunk without keys or compute one, which
   // brings the instructions into the caches: they are most of what a short call would wait for.
+  bool shares_group = false;
   enum Rehearsal { kNone, kFetching, kComputing };
   Rehearsal rehearsal = warp == 0 ? kNone : warp % 2 == 1 ? kFetching : kComputing;
   if (rehearsal != kNone) {
@@ -416,7 +458,9 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
           if (warp == 0) schedule_block<pass == Pass::kSparse>(call, memory.unit_begin, memory.tiles);
           __syncthreads();
         }
-        index = static_cast<int32_t>(blockIdx.x + warp * gridDim.x);
+        if (Shape::kSharedGroups > 0 && call.self_scheduled)
+          shares_group = memory.tiles[0].merge == GroupMerge::kBlock;
+        index = shares_group ? shared_unit(call, warp) : static_cast<int32_t>(blockIdx.x + warp * gridDim.x);
       } else {
         index = call.self_scheduled ? units[(found - 1) % Shape::kUnitSlots].next
                                     : __shfl_sync(kFullWarp, ticket, 0) + first_units();
@@ -431,9 +475,11 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
       }
       more = unit.chunks > 0;
       if (more) ++found;
+      const bool continues = more && fetched < consumed + Shape::kStages;
+      if (shares_group) more = false;
       // Of the unit after that; the answer has time until then.
       if (more && !call.self_scheduled && lane == 0) ticket = atomicAdd(counter, 1);
-      if (more && fetched < consumed + Shape::kStages) continue;
+      if (continues) continue;
     }
     if (rehearsal == kFetching) {
       wait_copies<0>();
@@ -444,7 +490,8 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
     }
     if (fetched == consumed && rehearsal == kNone) break;
     const Unit& unit = units[done % Shape::kUnitSlots];
-    if (computer.idle()) computer.begin(unit);
+    if (computer.idle())
+      computer.begin(unit, shares_group || rehearsal != kNone ? shared_address(memory.stages[warp][0]) : 0);
     if (rehearsal != kNone) computer.rehearse();
     wait_copies_below<Shape::kStages - 1>(fetched - consumed - 1);
     __syncwarp();
@@ -461,6 +508,11 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
       computer.finish(unit);
       ++done;
     }
+  }
+  if constexpr (Shape::kSharedGroups > 0) {
+    if (!shares_group) return;
+    __syncthreads();
+    merge_block<D>(call, memory, warp, lane);
   }
 }
 

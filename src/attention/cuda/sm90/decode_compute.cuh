@@ -40,7 +40,7 @@ class ScoreComputer {
   /// Whether a unit must begin before the next stage.
   __device__ bool idle() const { return chunks_left_ == 0; }
 
-  __device__ void begin(const Unit& unit) {
+  __device__ void begin(const Unit& unit, uint32_t) {
     const AttentionParams& p = call_.params;
     rows_ = unit.rows;
     first_limit_ = unit.limit;
@@ -232,6 +232,8 @@ class ValueComputer {
   // in the workspace.
   static constexpr bool kGroupInRegisters = kRows == 8;
   static constexpr bool kSparse = pass == Pass::kSparse;
+  // A unit may be several splits without being their group.
+  static constexpr bool kManySplits = kSparse && kRows == 8;
 
   struct Rows {
     float top[kTiles][2], sum[kTiles][2];
@@ -243,7 +245,9 @@ class ValueComputer {
 
   __device__ bool idle() const { return chunks_left_ == 0; }
 
-  __device__ void begin(const Unit& unit) {
+  /// block_part: shared memory for the unit's results, kRows rows of D values and their stats; 0 where they
+  /// go to the workspace.
+  __device__ void begin(const Unit& unit, [[maybe_unused]] uint32_t block_part) {
     const AttentionParams& p = call_.params;
     const int heads = kSparse ? call_.reader_heads : call_.group;
     rows_ = unit.rows;
@@ -272,8 +276,12 @@ class ValueComputer {
     }
     clear(split_);
     is_group_ = unit.is_group != 0;
+    group_left_ = 0;
     part_ = unit.part;
     if (is_group_) begin_group();
+    if constexpr (kManySplits) {
+      if (block_part != 0) part_ = ~static_cast<int32_t>(block_part);
+    }
   }
 
   /// A row for a unit that goes nowhere.
@@ -294,11 +302,18 @@ class ValueComputer {
     add_values(s, keys + kChunkKeys * D * 2);
     key_ += kChunkKeys;
     --chunks_left_;
-    if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) merge_split();
+    if constexpr (kManySplits) {
+      if (--split_left_ == 0 || chunks_left_ == 0) finish_split();
+    } else if (is_group_ && (--split_left_ == 0 || chunks_left_ == 0)) {
+      merge_split();
+      clear(split_);
+      split_left_ = split_chunks_;
+    }
   }
 
-  /// Writes the unit's partial results.
+  /// Writes the unit's partial results, where its splits have not.
   __device__ void finish(const Unit&) {
+    if constexpr (kManySplits) return;
     if (is_group_) {
       if constexpr (kGroupInRegisters) write(group_);
       return;
@@ -342,9 +357,28 @@ class ValueComputer {
   __device__ void begin_group() {
     if constexpr (kGroupInRegisters) {
       clear(group_);
+      group_left_ = kSplitGroup;
     } else {
       first_of_group_ = true;
     }
+  }
+
+  /// The split's results become a partial result, or go into their group's.
+  __device__ void finish_split() {
+    bool is_part = true;
+    if (group_left_ == 0) {
+      add_up(split_);
+    } else {
+      merge_split();
+      is_part = --group_left_ == 0 || chunks_left_ == 0;
+      if (is_part) {
+        split_ = group_;
+        begin_group();
+      }
+    }
+    if (is_part) write(split_);
+    clear(split_);
+    split_left_ = split_chunks_;
   }
 
   /// The split's results go into the group's.
@@ -368,8 +402,6 @@ class ValueComputer {
           merge_into_workspace(t, e);
         }
       }
-    clear(split_);
-    split_left_ = split_chunks_;
     if constexpr (!kGroupInRegisters) first_of_group_ = false;
   }
 
@@ -411,18 +443,27 @@ class ValueComputer {
     }
   }
 
-  __device__ void write(const Rows& rows) const {
+  /// A partial result of the unit, after those that it has left before.
+  __device__ void write(const Rows& rows) {
+    const bool in_block = kManySplits && part_ < 0;
+    if (in_block) __syncwarp();  // other lanes may still read the stage that this overwrites
+    auto* block_part =
+        static_cast<float*>(__cvta_shared_to_generic(static_cast<uint32_t>(in_block ? ~part_ : 0)));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int64_t at = place(t, e);
         if (!has_row(t, e)) continue;
-        if (lane_ < 4) call_.partial_stats[at] = make_float2(rows.top[t][e], rows.sum[t][e]);
-        float4* out = out_at(at);
+        const int row = t * 8 + 2 * (lane_ & 3) + e;
+        float2* stats =
+            in_block ? reinterpret_cast<float2*>(block_part + kRows * D) + row : call_.partial_stats + at;
+        if (lane_ < 4) *stats = make_float2(rows.top[t][e], rows.sum[t][e]);
+        float4* out = in_block ? reinterpret_cast<float4*>(block_part + row * D) + lane_ / 4 : out_at(at);
 #pragma unroll
         for (int i = 0; i < D / 32; ++i) out[8 * i] = out_of(rows, t, e, i);
       }
+    ++part_;
   }
 
   __device__ void score(float (&s)[kTiles][4], uint32_t keys) const {
@@ -461,6 +502,9 @@ class ValueComputer {
     }
   }
 
+  /// Whether the chunk at hand is the first of its split, or it is not worth knowing.
+  __device__ bool is_fresh() const { return kManySplits && split_left_ == split_chunks_; }
+
   /// The largest over the lanes that share a row.
   __device__ static float largest(float x) {
 #pragma unroll
@@ -484,6 +528,7 @@ class ValueComputer {
           if (!(top > split_.top[t][e] + kReferenceSlack)) continue;
           const float factor = exp2_fast(split_.top[t][e] - top);
           split_.top[t][e] = top;
+          if (is_fresh()) continue;  // there is nothing but zeros
           split_.sum[t][e] *= factor;
 #pragma unroll
           for (int d = 0; d < D / 16; ++d) {
@@ -544,7 +589,8 @@ class ValueComputer {
   int32_t chunks_left_ = 0;
   // Of the unit; first_limit_: keys that its first row sees.
   int32_t rows_ = 0, first_limit_ = 0, split_chunks_ = 0, split_left_ = 0;
-  int32_t part_ = 0;
+  int32_t part_ = 0;  // the next partial result; negative: its complement is an address in shared memory
+  int32_t group_left_ = 0;  // splits of the group; 0: they are not merged
   bool keeps_scores_ = false, is_group_ = false, first_of_group_ = false;
   int32_t limit_[kTiles][2];  // keys of the list that the row sees
   int32_t q_row_[kTiles];     // row of q times H plus head, of row lane / 4

@@ -5,6 +5,7 @@
 
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
+#include "attention/cuda/sm90/decode_partial.cuh"
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/mma.cuh"
@@ -54,11 +55,18 @@ __global__ void __launch_bounds__(kMostScheduleThreads, 1)
     prefetch(call.params.counts + int64_t{threadIdx.x} * call.sets);
   for (int32_t first = 0; first < entries; first += static_cast<int32_t>(blockDim.x)) {
     const int32_t entry = first + static_cast<int32_t>(threadIdx.x);
-    int32_t dense_units = 0, sparse_units = 0;
+    int32_t dense_units = 0, sparse_units = 0, splits = -1, in_call = 0;
+    UnitTile tile;
     if (entry < entries)
       schedule_tile<true, true, 8>(
-          call, entry, 0, 1, [](int32_t own) { return own; }, call.dense_tiles[entry], dense_units,
-          call.sparse_tiles[entry], sparse_units, true, status);
+          call, entry, 0, 1, [](int32_t own) { return own; }, call.dense_tiles[entry], dense_units, tile,
+          splits, true, status);
+    if (call.sparse_rule.many_of_a_call && entries <= static_cast<int32_t>(blockDim.x))
+      running_sum(max(splits, 0) * call.readers, warp_sums, &in_call);
+    if (splits >= 0) {
+      sparse_units = cut_sparse_tile(call, tile, splits, in_call);
+      call.sparse_tiles[entry] = tile;
+    }
     const int32_t dense = running_sum(dense_units, warp_sums, &dense_before);
     const int32_t sparse = running_sum(sparse_units, warp_sums, &sparse_before);
     if (entry >= entries) continue;
@@ -86,50 +94,6 @@ __device__ void store_out(const AttentionParams& p, int64_t offset, float value)
   }
 }
 
-/// A row's partial result, kPerLane values a lane in the order in which units store them.
-template <int kPerLane>
-struct RowPart {
-  float top, sum;
-  float out[kPerLane];
-};
-
-template <int kPerLane>
-__device__ void load_part(const float2* stats, const float* out, int32_t index, bool exists, int lane,
-                          RowPart<kPerLane>& part) {
-  part.top = -INFINITY;
-  part.sum = 0;
-#pragma unroll
-  for (int e = 0; e < kPerLane; ++e) part.out[e] = 0;
-  if (!exists) return;
-  const float2 stat = stats[index];
-  part.top = stat.x;
-  part.sum = stat.y;
-  const float* from = out + int64_t{index} * (32 * kPerLane) + lane * kPerLane;
-  if constexpr (kPerLane == 2) {
-    const float2 two = *reinterpret_cast<const float2*>(from);
-    part.out[0] = two.x;
-    part.out[1] = two.y;
-  } else {
-#pragma unroll
-    for (int e = 0; e < kPerLane; e += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + e);
-      part.out[e] = four.x;
-      part.out[e + 1] = four.y;
-      part.out[e + 2] = four.z;
-      part.out[e + 3] = four.w;
-    }
-  }
-}
-
-template <int kPerLane>
-__device__ void add_part(RowPart<kPerLane>& all, const RowPart<kPerLane>& part) {
-  const Merge merge = merge_tops(all.top, part.top);
-  all.top = merge.top;
-  all.sum = merge_sums(merge, all.sum, part.sum);
-#pragma unroll
-  for (int e = 0; e < kPerLane; ++e) all.out[e] = merge_sums(merge, all.out[e], part.out[e]);
-}
-
 /// What the merge of one row and head has to know.
 struct MergeRow {
   int32_t splits = 0;  // of its list; 0: nothing to merge
@@ -154,7 +118,11 @@ __device__ inline MergeRow find_merge(const DecodeCall& call, int32_t b, int32_t
   }
   const int32_t split = split_keys(rule, longest);
   merge.splits = divide_up(keys, split);
-  merge.by_groups = splits_of_unit(rule, divide_up(longest, split), b, call.params.batch) > 1;
+  const int32_t splits = divide_up(longest, split);
+  const int32_t in_call = !rule.many_of_a_call                  ? 0
+                          : call.params.batch * call.tiles == 1 ? splits * call.readers
+                                                                : splits_in_call(call);
+  merge.by_groups = cut_units(rule, splits, b, call.params.batch, in_call).merge != GroupMerge::kNobody;
   return merge;
 }
 
@@ -174,7 +142,7 @@ __device__ inline MergeRow load_merge(const DecodeCall& call, int32_t b, int32_t
   if (sparse && p.role == Role::kReuse && tile.set >= 0)
     members = max(0, min(p.counts[int64_t{tile.set} * call.sets + set_of_reader(call, reader)], p.capacity));
   merge.splits = divide_up(members + tile.own, tile.split);
-  merge.by_groups = tile.unit_splits > 1;
+  merge.by_groups = tile.merge != GroupMerge::kNobody;
   return merge;
 }
 

@@ -7,6 +7,7 @@
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
 #include "base/cuda/launch.h"
+#include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/ptx/mma.cuh"
 
@@ -37,6 +38,7 @@ static_assert(kRuns <= kThreads && kRun <= 32);
 constexpr int kDigitShift = 16, kSecondShift = 4;
 constexpr int kOwnCandidates = 4;  // of a thread
 constexpr int kMostCandidates = kOwnCandidates * kThreads;
+constexpr int kWarpCandidates = 512;  // that one warp searches
 static_assert(kMostCandidates * 8 <= kBins * 4, "candidates take the histogram's place");
 // Digit of an infinite weight; two digits and a guard bit each fit into a word.
 constexpr int32_t kMostDigit = (0x7F800001 >> kDigitShift) + 1;
@@ -77,11 +79,19 @@ struct alignas(16) SelectMemory {
   float lse[kMaxPooledRows];              // log2
   int64_t row[kMaxPooledRows];            // where the row's scores begin
   int32_t warp_sums[kWarps], warp_ties[kWarps];
-  int32_t candidate_count, block_selected, block_ties;  // read by the others
+  // What blocks before this one select, and their ties, as each warp has added them up.
+  int32_t selected_before[kWarps], ties_before[kWarps];
+  int32_t candidate_count;
+  int2 totals;  // of this block, .x candidates or ties and .y keys above them; read by the others
   Found run, found;
-  Candidate cut;
+  int32_t exact;  // whether cut parts as many candidates as are wanted
+  uint32_t cut;
   List list;
 };
+
+/// For code that few calls come to, which had better lie apart: calls of a few microseconds wait for every
+/// stretch of instructions that they come to.
+__device__ inline bool unlikely(bool condition) { return __builtin_expect(condition, 0) != 0; }
 
 /// Orders weights (never negative) as the ranking does, NaN lowest.
 __device__ uint32_t rank_key(float weight) { return weight != weight ? 0 : __float_as_uint(weight) + 1; }
@@ -113,19 +123,21 @@ class Selector {
     budget_ = list.budget;
     blocks_ = list.blocks;
     if (rank_ >= blocks_) return;
+    const bool ranks = list.has_place && list.is_needed && budget_.ranked > 0 &&
+                       budget_.ranked < budget_.recent_begin - budget_.sinks;
+    if (ranks) find_range();
     // All that is above comes from the caller's arrays.
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (!list.has_place) return;
+    if (unlikely(!list.has_place)) return;
     positions_ = p_.positions + list.index * p_.capacity;
     if (rank_ == 0 && thread_ == 0) p_.counts[list.index] = list.is_needed ? budget_.members() : 0;
     if (list.is_needed) {
       rows_ = list.rows * (p_.query_heads / call_.sets);
+      if (ranks) touch_scores();
       merge_lse();
       write_by_products();
     }
-    const bool ranks =
-        list.is_needed && budget_.ranked > 0 && budget_.ranked < budget_.recent_begin - budget_.sinks;
     if (ranks) rank_and_write();
     write_forced(ranks);
     // No block leaves while others read its memory.
@@ -182,7 +194,8 @@ class Selector {
     const List& list = memory_.list;
     const int32_t heads = p_.query_heads / call_.sets;
     const int32_t splits = split_count(call_.dense_rule, list.kv_len);
-    const bool by_groups = splits_of_unit(call_.dense_rule, splits, list.sequence, p_.batch) > 1;
+    const bool by_groups =
+        cut_units(call_.dense_rule, splits, list.sequence, p_.batch, 0).merge != GroupMerge::kNobody;
 #pragma unroll 1
     for (int32_t i = warp_; i < rows_; i += kWarps) {
       const int32_t row = (list.row_begin + i / heads) * p_.query_heads + list.set * heads + i % heads;
@@ -240,13 +253,13 @@ class Selector {
 
   __device__ void write_by_products() const {
     const List& list = memory_.list;
-    if (p_.pooled_weights != nullptr) {
+    if (unlikely(p_.pooled_weights != nullptr)) {
       float* pooled = p_.pooled_weights + list.index / call_.sets * p_.pooled_tile_stride +
                       list.set * p_.pooled_head_stride;
       for (int32_t j = rank_ * kThreads + thread_; j < budget_.candidates; j += blocks_ * kThreads)
         pooled[j] = weight(call_, memory_, rows_, j);
     }
-    if (p_.own_tile_mass != nullptr && rank_ == 0 && thread_ == 0) {
+    if (unlikely(p_.own_tile_mass != nullptr) && rank_ == 0 && thread_ == 0) {
       float mass = 0;
       for (int32_t j = budget_.candidates; j < list.kv_len; ++j) mass += weight(call_, memory_, rows_, j);
       p_.own_tile_mass[list.index] = mass;
@@ -264,18 +277,39 @@ class Selector {
       positions_[m] = m < members ? recent_begin + m - sinks - ranked : -1;
   }
 
-  __device__ void rank_and_write() {
+  /// The block's keys.
+  __device__ void find_range() {
     const int32_t end = budget_.recent_begin;
     const int blocks_shift = 31 - __clz(blocks_);  // a power of two
     const int32_t share =
         (((end + blocks_ - 1) >> blocks_shift) + kShareMultiple - 1) / kShareMultiple * kShareMultiple;
     begin_ = min(rank_ * share, end);
     length_ = min(begin_ + share, end) - begin_;
-    if (cache_ == nullptr) {
+    if (unlikely(cache_ == nullptr)) {
       const int64_t set = static_cast<int32_t>(blockIdx.x) / cluster_size();
       cache_ = call_.rank_digits + set * call_.score_stride + begin_;
       bits_ = call_.rank_bits + (set * call_.score_stride + begin_) / 32;
     }
+  }
+
+  /// Brings the scores that the thread weighs first into the first-level cache, which takes as long as the
+  /// sums of the softmax.
+  __device__ void touch_scores() const {
+    constexpr int32_t kMostRows = 8;
+    const List& list = memory_.list;
+    const int32_t heads = p_.query_heads / call_.sets;
+    const int32_t i = thread_ * kVector;
+    if (i >= length_) return;
+#pragma unroll 1
+    for (int32_t r = 0; r < min(rows_, kMostRows); ++r) {
+      const int32_t row = (list.row_begin + r / heads) * p_.query_heads + list.set * heads + r % heads;
+      const int64_t at = row * call_.score_stride + begin_ + i;
+      touch(call_.score_codes + at);
+      touch(call_.score_tops + at / kChunkKeys);
+    }
+  }
+
+  __device__ void rank_and_write() {
     const int32_t ranked = budget_.ranked;
     // The wanted-th largest weight is at most the mean of those above it.
     const auto largest = static_cast<int32_t>(
@@ -283,7 +317,8 @@ class Selector {
     int32_t base = max(largest - (kBins - 2), 0);
     weigh(base);
     Found found = find_bin(ranked);
-    while ((found.bin == 0 && base > 0) || (found.bin == kBins - 1 && base + kBins - 1 < kMostDigit)) {
+    while (
+        unlikely((found.bin == 0 && base > 0) || (found.bin == kBins - 1 && base + kBins - 1 < kMostDigit))) {
       base = max(found.bin == 0 ? base - (kBins - 2) : base + (kBins - 2), 0);
       sync_blocks();  // others may still read the histogram
       clear_histogram();
@@ -295,9 +330,9 @@ class Selector {
       found = find_bin(ranked);
     }
     const auto prefix = static_cast<uint32_t>(base + found.bin);
-    const int32_t before = __builtin_expect(found.count <= kMostCandidates, 1)
-                               ? cut_by_search(prefix, found.count, ranked - found.above)
-                               : cut_by_digits(prefix, ranked - found.above);
+    const int32_t before = unlikely(found.count > kMostCandidates)
+                               ? cut_by_digits(prefix, ranked - found.above)
+                               : cut_by_search(prefix, found.count, ranked - found.above);
     write_selected(before);
   }
 
@@ -332,7 +367,8 @@ class Selector {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
         digits[e] = digit_of(rank_key(sum[e]));
-        if (i < sinks || i + kVector > length_) digits[e] = i + e >= sinks && i + e < length_ ? digits[e] : 0;
+        if (unlikely(i < sinks || i + kVector > length_))
+          digits[e] = i + e >= sinks && i + e < length_ ? digits[e] : 0;
         count_digit(digits[e], base);
       }
       *reinterpret_cast<uint4*>(cache_ + i) =
@@ -400,7 +436,7 @@ class Selector {
     }
     __syncthreads();
     const Found of_run = memory_.run;
-    if (of_run.bin < 0) return {0, of_run.above, INT32_MAX};
+    if (unlikely(of_run.bin < 0)) return {0, of_run.above, INT32_MAX};
     if (warp_ == 0) {
       const int bin = of_run.bin * kRun + kRun - 1 - lane_;
       int32_t count = 0;
@@ -426,6 +462,20 @@ class Selector {
     return __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? of_warps[lane_] : 0);
   }
 
+  __device__ int2 totals_of_block(int block) const {
+    return block < blocks_ ? *in_block(&memory_.totals, block) : make_int2(0, 0);
+  }
+
+  /// Adds up the totals of the blocks before this one; lane i has those of block i. Into memory, so that what
+  /// was read of other blocks has come before this one says that they may leave: arriving waits for no load.
+  __device__ void store_before(int2 totals) const {
+    const int32_t ties = __reduce_add_sync(0xFFFFFFFFu, lane_ < rank_ ? totals.x : 0);
+    const int32_t selected = __reduce_add_sync(0xFFFFFFFFu, lane_ < rank_ ? totals.y : 0);
+    if (lane_ != 0) return;
+    memory_.ties_before[warp_] = ties;
+    memory_.selected_before[warp_] = selected;
+  }
+
   /// The cut, when `count` keys of the cluster share its digit: the wanted-th of them in the order of the
   /// ranking. Marks what the block selects and returns how many keys the blocks before this one do.
   __device__ int32_t cut_by_search(uint32_t prefix, int32_t count, int32_t wanted) {
@@ -444,18 +494,17 @@ class Selector {
     __syncthreads();
     if (warp_ == 0) {
       const int32_t all = sum_of_warps(memory_.warp_sums);
-      if (lane_ == 0) memory_.block_selected = all;
+      if (lane_ == 0) memory_.totals = make_int2(memory_.candidate_count, all);
     }
 #pragma unroll 1
     for (int32_t c = thread_; c < memory_.candidate_count; c += kThreads)
       memory_.candidates[c].key = rank_key_of(memory_.candidates[c].position - begin_);
     sync_blocks();
-    int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
-    before = __reduce_add_sync(0xFFFFFFFFu, before);
-    const int32_t counts = lane_ < blocks_ ? *in_block(&memory_.candidate_count, lane_) : 0;
+    const int2 totals = totals_of_block(lane_);
+    store_before(totals);
     if (warp_ < blocks_) {
-      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? counts : 0);
-      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, counts, warp_);
+      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? totals.x : 0);
+      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, totals.x, warp_);
       const Candidate* candidates = in_block(&memory_.candidates[0], warp_);
       for (int32_t c = lane_; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
     }
@@ -476,15 +525,26 @@ class Selector {
       for (int j = 0; j < kOwnCandidates; ++j) all += __syncthreads_count(exists[j] && condition(own[j]));
       return all;
     };
-    // The largest key that at least `wanted` candidates reach, then the smallest position that is enough.
+    // The largest key that at least `wanted` candidates reach, or any that just so many reach.
     uint32_t cut = (prefix - 1) << kDigitShift;
+    bool exact = count == wanted;
+    if (!unlikely(count > kWarpCandidates)) {
+      // By one warp, as a barrier takes longer than a look at some more candidates.
+      if (warp_ == 0) search_by_warp(count, wanted, cut, exact);
+      __syncthreads();
+      cut = memory_.cut;
+      exact = memory_.exact != 0;
+    } else {
 #pragma unroll 1
-    for (uint32_t bit = 1u << (kDigitShift - 1); bit != 0; bit >>= 1)
-      if (count_all([&](const Candidate& c) { return c.key >= (cut | bit); }) >= wanted) cut |= bit;
-    const int32_t ties = count_all([&](const Candidate& c) { return c.key == cut; });
-    const int32_t left = wanted - count_all([&](const Candidate& c) { return c.key > cut; });
-    int32_t last = budget_.recent_begin;  // position of the last tie that is selected
-    if (left < ties) {
+      for (uint32_t bit = 1u << (kDigitShift - 1); bit != 0 && !exact; bit >>= 1) {
+        const int32_t reach = count_all([&](const Candidate& c) { return c.key >= (cut | bit); });
+        if (reach >= wanted) cut |= bit;
+        exact = reach == wanted;
+      }
+    }
+    int32_t last = budget_.recent_begin;  // position of the last key at the cut that is selected
+    if (unlikely(!exact)) {
+      const int32_t left = wanted - count_all([&](const Candidate& c) { return c.key > cut; });
       last = 0;
 #pragma unroll 1
       for (int32_t bit = 1 << (31 - __clz(budget_.recent_begin)); bit != 0; bit >>= 1) {
@@ -501,7 +561,29 @@ class Selector {
       if (selected && i >= 0 && i < length_) atomicOr(bits_ + i / 32, 1u << (i % 32));
       if (count > j * kThreads) before_cut += __syncthreads_count(selected && i < 0);
     }
-    return before + before_cut;
+    return memory_.selected_before[warp_] + before_cut;
+  }
+
+  /// The search for the cut among few candidates; leaves the result in memory.
+  __device__ void search_by_warp(int32_t count, int32_t wanted, uint32_t cut, bool exact) const {
+    uint32_t keys[kWarpCandidates / 32];
+#pragma unroll
+    for (int j = 0; j < kWarpCandidates / 32; ++j) {
+      const int c = lane_ + j * 32;
+      keys[j] = c < count ? memory_.all_candidates[c].key : 0;
+    }
+#pragma unroll 1
+    for (uint32_t bit = 1u << (kDigitShift - 1); bit != 0 && !exact; bit >>= 1) {
+      int32_t reach = 0;
+#pragma unroll
+      for (int j = 0; j < kWarpCandidates / 32; ++j) reach += keys[j] >= (cut | bit) ? 1 : 0;
+      reach = __reduce_add_sync(0xFFFFFFFFu, reach);
+      if (reach >= wanted) cut |= bit;
+      exact = reach == wanted;
+    }
+    if (lane_ != 0) return;
+    memory_.cut = cut;
+    memory_.exact = exact ? 1 : 0;
   }
 
   /// The same for any number of keys: histograms of the other bits of the cut, then its ties are counted.
@@ -551,18 +633,14 @@ class Selector {
     __syncthreads();
     if (warp_ == 0) {
       const int32_t all = sum_of_warps(memory_.warp_sums), tied = sum_of_warps(memory_.warp_ties);
-      if (lane_ == 0) {
-        memory_.block_selected = all;
-        memory_.block_ties = tied;
-      }
+      if (lane_ == 0) memory_.totals = make_int2(tied, all);
     }
     sync_blocks();
-    int32_t before = lane_ < rank_ ? *in_block(&memory_.block_selected, lane_) : 0;
-    int32_t tied = lane_ < rank_ ? *in_block(&memory_.block_ties, lane_) : 0;
-    if (blocks_ > 1) cluster_arrive_own();
-    before = __reduce_add_sync(0xFFFFFFFFu, before);
-    tied = __reduce_add_sync(0xFFFFFFFFu, tied);
-    before += min(tied, wanted);
+    store_before(totals_of_block(lane_));
+    if (blocks_ > 1) cluster_arrive();
+    __syncwarp();
+    int32_t tied = memory_.ties_before[warp_];
+    const int32_t before = memory_.selected_before[warp_] + min(tied, wanted);
     // Of the ties, the first `left` of this warp's stretch are selected.
     tied += __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? memory_.warp_ties[lane_] : 0);
     int32_t left = min(max(wanted - tied, 0), ties);
@@ -671,15 +749,20 @@ bool select_needs_rank_digits(const DecodeCall& call) { return block_keys(call, 
 
 void launch_select(const DecodeCall& call, cudaStream_t stream) {
   const char* name = "decode_select";
-  const int64_t lists = select_lists(call), room = int64_t{2} * call.multiprocessors;
+  // Clusters do not fill all multiprocessors.
+  const int64_t lists = select_lists(call), room = int64_t{2} * call.multiprocessors * 7 / 8;
   // Fewer blocks a list where they would not run at once anyway: what a list costs besides its keys is paid
   // less often.
+  // Nor more blocks than have keys for all of their threads.
   int cluster = kCluster;
-  while (cluster > 1 && lists * cluster > room && block_keys(call, cluster / 2) <= kPreferredKeys)
+  while (cluster > 1 && (lists * cluster > room || block_keys(call, cluster) < kThreads * kVector) &&
+         block_keys(call, cluster / 2) <= kPreferredKeys)
     cluster /= 2;
   LaunchShape shape = select_shape(call, cluster);
   // Large clusters for few lists, and for keys that would not fit into the shared memory of a small one.
-  if (lists * kLargeCluster <= call.multiprocessors || select_needs_rank_digits(call)) {
+  if ((lists * kLargeCluster <= call.multiprocessors &&
+       block_keys(call, kLargeCluster) >= kThreads * kVector) ||
+      select_needs_rank_digits(call)) {
     const LaunchShape large = select_shape(call, kLargeCluster);
     if (fits(name, select_kernel, large)) shape = large;
   }

@@ -22,6 +22,8 @@ struct AttendShape {
   static constexpr int kThreads = kWarps * 32;
   // A warp's units in work: those that its stages hold keys of, and the next.
   static constexpr int kUnitSlots = kStages < 4 ? 4 : 8;
+  // Groups of splits that the warps of a block may share, a split a warp.
+  static constexpr int kSharedGroups = pass == Pass::kSparse && kRows == 8 ? kWarps / kSplitGroup : 0;
 };
 
 /// One unit of work: query rows that share a stretch of a list.
@@ -30,7 +32,7 @@ struct Unit {
   int32_t split_chunks;  // of a split
   int32_t key_begin;     // index of the unit's first key in the list
   int32_t part;          // which partial result of its rows it leaves
-  int32_t is_group;      // its splits are merged
+  int32_t is_group;      // the warp merges its splits
   int32_t q_row;         // row of q of the tile's row 0
   int32_t first;  // unit row i is row (first + i) / heads of the tile, head head_begin + (first + i) % heads
   int32_t rows;

@@ -292,11 +292,13 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
     p.own_tile_mass = own_mass_.as<float>();
   }
   place_keys(c, data, placement);
+  if (placement.multiprocessors > 0)
+    spare_multiprocessors_ = std::max(0, cuda::multiprocessors("test") - placement.multiprocessors);
   workspace_ = DeviceBuffer(cuda_attention_workspace_bytes(p));
 }
 
-void DeviceRun::launch(cudaStream_t stream, int spare_multiprocessors) {
-  cuda_attention(params_, workspace_.as<void>(), workspace_.bytes(), stream, spare_multiprocessors);
+void DeviceRun::launch(cudaStream_t stream) {
+  cuda_attention(params_, workspace_.as<void>(), workspace_.bytes(), stream, spare_multiprocessors_);
 }
 
 Outcome DeviceRun::results() const {

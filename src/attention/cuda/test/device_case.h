@@ -43,7 +43,8 @@ struct Placement {
   int32_t page_size = 16;
   int64_t spare_pages = 3;  // pages of NaN, so that physical pages reach further
   uint64_t seed = 7;
-  int32_t slack = 0;  // added to every stated maximum and to capacity
+  int32_t slack = 0;            // added to every stated maximum and to capacity
+  int32_t multiprocessors = 0;  // that calls may use; 0: all
 };
 
 /// Host data of a case, packed: q [total_q, H, D], k and v [total_kv, G, D], 16-bit.
@@ -71,7 +72,7 @@ Outcome run_reference(const Case& c, const HostData& data, const Outcome* given 
 class DeviceRun {
  public:
   DeviceRun(const Case& c, const HostData& data, const Placement& placement, const Outcome* given = nullptr);
-  void launch(cudaStream_t stream = nullptr, int spare_multiprocessors = 0);
+  void launch(cudaStream_t stream = nullptr);
   Outcome results() const;
   const AttentionParams& params() const { return params_; }
 
@@ -80,6 +81,7 @@ class DeviceRun {
 
   Case case_;
   AttentionParams params_;
+  int spare_multiprocessors_ = 0;
   int64_t total_q_ = 0, tiles_ = 0;
   DeviceBuffer q_, k_, v_, out_, lse_, cu_q_, cu_kv_, kv_lens_, budget_lens_, pages_, tile_offsets_,
       positions_, counts_, head_map_, needed_, pooled_, own_mass_, status_, workspace_;

@@ -273,11 +273,11 @@ void test_prefill_partial_blocks() {
     current = text("prefill partial blocks on one multiprocessor, role %d", int(role));
     try {
       const HostData data = make_data(c);
-      DeviceRun all(c, data, Placement{}), one(c, data, Placement{});
+      DeviceRun all(c, data, Placement{}), one(c, data, Placement{.multiprocessors = 1});
       all.launch();
       const Outcome expected = all.results();
       for (int i = 0; i < 3; ++i) {
-        one.launch(nullptr, 1000);
+        one.launch();
         EXPECT(same(expected, one.results()), "results differ");
       }
     } catch (const std::exception& error) {
@@ -305,9 +305,9 @@ void test_prefill_many_without_keys() {
       current = text("prefill on one multiprocessor, role %d, d %d", int(role), head_dim);
       try {
         const HostData data = make_data(c);
-        DeviceRun all(c, data, Placement{}), one(c, data, Placement{});
+        DeviceRun all(c, data, Placement{}), one(c, data, Placement{.multiprocessors = 1});
         all.launch();
-        one.launch(nullptr, 1000);
+        one.launch();
         EXPECT(same(all.results(), one.results()), "results differ");
       } catch (const std::exception& error) {
         fail(error.what());
