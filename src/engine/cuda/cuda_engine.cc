@@ -72,7 +72,7 @@ cuda::SampleRow sample_row(const TokenSampling& how) {
 
 uint64_t row_bytes(const ModelConfig& config) {
   const auto hidden = static_cast<uint64_t>(config.hidden), ffn = static_cast<uint64_t>(config.ffn);
-  const auto heads = static_cast<uint64_t>(2 * config.query_heads + 2 * config.kv_heads);
+  const uint64_t heads = 2 * static_cast<uint64_t>(config.query_heads + config.kv_heads);
   return hidden * (sizeof(float) + sizeof(__nv_bfloat16)) +
          (heads * static_cast<uint64_t>(config.head_dim) + 3 * ffn) * sizeof(__nv_bfloat16);
 }
