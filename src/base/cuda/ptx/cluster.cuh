@@ -11,7 +11,8 @@ namespace kascade::cuda {
 /// Announces that the thread's writes so far may be read; every arrival is followed by one wait.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 /// The same for what the thread wrote to its own block's shared memory, and for nothing else: waits for no
-/// write to global memory, which takes longer.
+/// write to global memory, which takes longer, and for no load. What was read of other blocks must have been
+/// used before the arrival after which they may leave.
 __device__ inline void cluster_arrive_own() {
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
