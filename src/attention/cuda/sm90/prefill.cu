@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
@@ -45,6 +46,30 @@ size_t lay_out(PrefillCall& call, std::byte* base) {
   return offset;
 }
 
+/// The largest power of two of bytes that divides strides of 16-bit elements.
+int stride_shift(std::initializer_list<int64_t> strides) {
+  int64_t all = 0;
+  for (const int64_t stride : strides) all |= stride;
+  return all == 0 ? 1 : std::min(std::countr_zero(static_cast<uint64_t>(all)), 20) + 1;
+}
+
+void set_strides(PrefillCall& call) {
+  const AttentionParams& p = call.params;
+  const bool paged = p.page_table != nullptr;
+  const int64_t k_page = paged ? p.k_page_stride : 0, v_page = paged ? p.v_page_stride : 0;
+  const int kv = stride_shift({p.k_token_stride, p.v_token_stride, k_page, v_page});
+  const auto units = [](int64_t stride, int shift) { return static_cast<uint32_t>(stride * 2 >> shift); };
+  call.kv_unit = uint32_t{1} << kv;
+  call.k_token_units = units(p.k_token_stride, kv);
+  call.v_token_units = units(p.v_token_stride, kv);
+  call.k_page_units = units(k_page, kv);
+  call.v_page_units = units(v_page, kv);
+  const int q = stride_shift({p.q_row_stride, p.q_head_stride});
+  call.q_unit = uint32_t{1} << q;
+  call.q_row_units = units(p.q_row_stride, q);
+  call.q_head_units = units(p.q_head_stride, q);
+}
+
 PrefillCall make_call(const AttentionParams& p) {
   PrefillCall call;
   call.params = p;
@@ -52,6 +77,7 @@ PrefillCall make_call(const AttentionParams& p) {
   call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
   const int32_t group = group_size(p);
   call.sets = sets_per_tile(p);
+  set_strides(call);
   if (p.page_table != nullptr && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
@@ -116,6 +142,32 @@ bool encode_map(const AttentionParams& p, const void* base, int64_t token_stride
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// Boxes of `rows` keys are laid out as tiles are (prefill_chain_load.cuh): of each eight keys 64 elements
+/// after 64 elements. So a key is given by two dimensions, the second in steps of eight keys. Only existing
+/// keys are ever asked for, so extents need not be those of the memory.
+bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
+                  int64_t page_stride, int32_t rows, BoxMap* map) {
+  static const EncodeTiled encode = find_encode_tiled();
+  constexpr int64_t kPanel = 64;
+  if (encode == nullptr || (p.kv_heads > 1 && head_stride % kPanel != 0)) return false;
+  constexpr cuuint64_t kMany = INT32_MAX;
+  const bool paged = p.page_table != nullptr;
+  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride) * 2; };
+  const cuuint64_t extents[5] = {kPanel, kMany, kMany, kMany, paged ? kMany : 1};
+  // The stride of a dimension with one entry is not the caller's to give.
+  const cuuint64_t strides[4] = {bytes(token_stride), bytes(kPanel), bytes(8 * token_stride),
+                                 paged ? bytes(page_stride) : 16};
+  const cuuint32_t box[5] = {kPanel, 8, static_cast<cuuint32_t>(p.head_dim / kPanel),
+                             static_cast<cuuint32_t>(rows / 8), 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const auto type =
+      p.kv_dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  map->head_panels = p.kv_heads > 1 ? static_cast<int32_t>(head_stride / kPanel) : 0;
+  return encode(&map->map, type, 5, const_cast<void*>(base), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 void encode_maps(PrefillCall& call) {
   const AttentionParams& p = call.params;
   int32_t rows = p.head_dim == 256 ? 64 : 128;
@@ -126,12 +178,26 @@ void encode_maps(PrefillCall& call) {
   if (encode_map(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_map) &&
       encode_map(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_map))
     call.map_rows = rows;
+  // prefill_chain's own.
+  if (p.head_dim != 128 || (p.role != Role::kDense && p.role != Role::kLayer0)) return;
+  rows = std::min(rows, 64);
+  if (encode_boxes(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_boxes) &&
+      encode_boxes(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_boxes))
+    call.box_rows = rows;
+}
+
+template <class T, int D>
+void launch_dense(const PrefillCall& call, cudaStream_t stream) {
+  if constexpr (D == 128) {
+    if (call.box_rows != 0) return launch_prefill_chain<T, D>(call, stream);
+  }
+  launch_prefill_attend<T, D>(call, false, stream);
 }
 
 template <class T, int D>
 void launch_typed(const PrefillCall& call, cudaStream_t stream) {
   const Role role = call.params.role;
-  if (role == Role::kDense || role == Role::kLayer0) launch_prefill_attend<T, D>(call, false, stream);
+  if (role == Role::kDense || role == Role::kLayer0) launch_dense<T, D>(call, stream);
   if (role == Role::kAnchor) launch_prefill_lse<T, D>(call, stream);
   for (int32_t chunk = 0; chunk < call.chunks; ++chunk) {
     launch_prefill_pool<T, D>(call, chunk, stream);

@@ -55,6 +55,13 @@ struct PrefillTotals {
   int32_t needed_sets;    // in needed_sets
 };
 
+/// Boxes of K or V for tiles of prefill_chain_load.cuh: whole rows of one head, of keys that lie one after
+/// another in a page or in packed sequences. Coordinates: 0, key, head * head_panels, 0, page.
+struct BoxMap {
+  CUtensorMap map = {};
+  int32_t head_panels = 0;  // 64 elements each, from one head to the next
+};
+
 struct PrefillCall {
   AttentionParams params;
   Maxima maxima;
@@ -93,6 +100,14 @@ struct PrefillCall {
   int32_t map_rows = 0;
   int32_t multiprocessors = 0;  // that the passes over keys may fill
   CUtensorMap k_map = {}, v_map = {};
+  // The same for prefill_chain; boxes of box_rows keys.
+  int32_t box_rows = 0;
+  BoxMap k_boxes, v_boxes;
+
+  // Strides of tokens and pages, and of rows and heads of q, in the largest power of two of bytes that
+  // divides all of them, so that 32 bits reach anywhere.
+  uint32_t kv_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
+  uint32_t q_unit = 0, q_row_units = 0, q_head_units = 0;
 };
 
 /// Empty, or the parameter that prefill on the device does not support and what is supported. Types, head
@@ -106,6 +121,9 @@ void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t
 void launch_prefill_schedule(const PrefillCall& call, cudaStream_t stream);
 template <class T, int D>
 void launch_prefill_attend(const PrefillCall& call, bool sparse, cudaStream_t stream);
+/// The pass over all keys at a head dim of 128, where boxes can be used.
+template <class T, int D>
+void launch_prefill_chain(const PrefillCall& call, cudaStream_t stream);
 template <class T, int D>
 void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream);
 template <class T, int D>

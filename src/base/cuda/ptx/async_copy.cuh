@@ -10,6 +10,13 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// The same value as one that the compiler knows nothing about, so that it keeps it instead of making it
+/// again.
+__device__ inline uint32_t kept(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// Copies 16 bytes past the first-level cache; with bytes = 0 nothing is read and zeros are written.
 __device__ inline void copy_async_16(uint32_t shared, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
@@ -22,6 +29,16 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 template <int pending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// What lies at `global`, or `otherwise` without a look: not by a branch, which would wait for the load where
+/// it ends.
+__device__ inline int32_t load_if(bool wanted, const int32_t* global, int32_t otherwise) {
+  int32_t x = otherwise;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.nc.b32 %0, [%1];\n}\n"
+               : "+r"(x)
+               : "l"(global), "r"(static_cast<int>(wanted)));
+  return x;
 }
 
 /// Loads four bytes into the first-level cache and waits for nothing.

@@ -17,30 +17,52 @@ __device__ inline void init_barrier(uint64_t& barrier, uint32_t arrivals) {
 /// Makes initialised barriers visible to asynchronous copies.
 __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ inline void arrive(uint64_t& barrier, uint32_t count = 1) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(
-                   shared_address(&barrier)),
+// The functions below take a barrier, or its address in shared memory: loops keep one address and add to it,
+// as finding a variable's address takes dozens of cycles.
+__device__ inline void arrive(uint32_t barrier, uint32_t count = 1) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
                "r"(count)
                : "memory");
 }
+__device__ inline void arrive(uint64_t& barrier, uint32_t count = 1) {
+  arrive(shared_address(&barrier), count);
+}
 /// Arrives when all copies that the thread has issued so far are done.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void arrive_after_copies(uint64_t& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
-               : "memory");
+  arrive_after_copies(shared_address(&barrier));
 }
 /// The barrier's phase also waits for `bytes` of bulk copies.
-__device__ inline void expect_bytes(uint64_t& barrier, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
-               "r"(bytes)
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ inline void expect_bytes(uint64_t& barrier, uint32_t bytes) {
+  expect_bytes(shared_address(&barrier), bytes);
+}
 /// Until the phase of this parity is over.
-__device__ inline void wait_barrier(uint64_t& barrier, uint32_t parity) {
+__device__ inline void wait_barrier(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra "
       "DONE;\nbra "
-      "AGAIN;\nDONE:\n}\n" ::"r"(shared_address(&barrier)),
+      "AGAIN;\nDONE:\n}\n" ::"r"(barrier),
       "r"(parity)
+      : "memory");
+}
+__device__ inline void wait_barrier(uint64_t& barrier, uint32_t parity) {
+  wait_barrier(shared_address(&barrier), parity);
+}
+/// For two barriers at once.
+__device__ inline void wait_barriers(uint32_t first, uint32_t first_parity, uint32_t second,
+                                     uint32_t second_parity) {
+  asm volatile(
+      "{\n.reg .pred done, both;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], "
+      "%1;\nmbarrier.try_wait.parity.shared::cta.b64 both, [%2], %3;\nand.pred both, both, done;\n@both bra "
+      "DONE;\nbra "
+      "AGAIN;\nDONE:\n}\n" ::"r"(first),
+      "r"(first_parity), "r"(second), "r"(second_parity)
       : "memory");
 }
 
@@ -56,12 +78,26 @@ __device__ inline void named_arrive(int id, int threads) {
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// A box of a tensor of four dimensions to shared memory; `barrier` gets its bytes.
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t x0,
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
                                 int32_t x1, int32_t x2, int32_t x3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
       "%6}], [%2];" ::"r"(shared),
-      "l"(map), "r"(shared_address(&barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t x0,
+                                int32_t x1, int32_t x2, int32_t x3) {
+  copy_box(shared, map, shared_address(&barrier), x0, x1, x2, x3);
+}
+
+/// A box of a tensor of five dimensions.
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
+                                int32_t x1, int32_t x2, int32_t x3, int32_t x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
       : "memory");
 }
 

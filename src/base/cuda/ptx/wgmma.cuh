@@ -28,10 +28,12 @@ __device__ inline void pin(float (&registers)[count]) {
 }
 
 /// A matrix in shared memory. K runs along the rows of 64 (K-major: group_bytes is not used), or over the
-/// rows (then columns 64 further lie group_bytes away). Eight rows take 1024 bytes.
-__device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {
+/// rows (then columns 64 further lie group_bytes away). Eight rows take 1024 bytes; the next eight lie
+/// rows_bytes further.
+__device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes,
+                                             uint32_t rows_bytes = 1024) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | uint64_t{1024 >> 4} << 32 | uint64_t{group_bytes >> 4} << 16 |
+  return kSwizzle128 | uint64_t{rows_bytes >> 4} << 32 | uint64_t{group_bytes >> 4} << 16 |
          ((address & 0x3FFFFu) >> 4);
 }
 /// The same matrix `bytes` further.
