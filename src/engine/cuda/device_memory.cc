@@ -10,8 +10,6 @@ std::string version_text(int version) { return fmt::format("{}.{}", version / 10
 
 }  // namespace
 
-std::string gigabytes(uint64_t bytes) { return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9); }
-
 DeviceInfo usable_device() {
   int count = 0, driver = 0, runtime = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);

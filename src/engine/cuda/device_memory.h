@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/cuda/memory.h"
 
 namespace kascade::cuda {
 
@@ -46,10 +47,6 @@ struct DeviceInfo {
 };
 /// Throws Unsupported (no device, its architecture, its driver; each named with what is supported).
 DeviceInfo usable_device();
-/// "12.3 GB".
-std::string gigabytes(uint64_t bytes);
-
-enum class Place : uint8_t { kDevice, kPinned };
 
 /// Memory that grows when a larger problem comes and then stays. grow() does not keep what it held, and waits
 /// for the device when it moves.
@@ -74,14 +71,8 @@ class CudaBuffer {
       wanted = count;
       error = allocate(&memory, wanted);
     }
-    if (error == cudaErrorMemoryAllocation) {
-      size_t free = 0, total = 0;
-      check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-      throw_error<OutOfMemory>("{}: cannot allocate {} of {} memory ({} of {} are free on the device)", name_,
-                               gigabytes(static_cast<uint64_t>(wanted) * sizeof(T)),
-                               place == Place::kDevice ? "device" : "pinned", gigabytes(free),
-                               gigabytes(total));
-    }
+    if (error == cudaErrorMemoryAllocation)
+      throw_memory_refused(name_, static_cast<uint64_t>(wanted) * sizeof(T), place);
     check_call(error, name_);
     data_ = static_cast<T*>(memory);
     count_ = wanted;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/memory.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/small_product.h"
 
@@ -167,15 +168,11 @@ struct MatrixProducts::Impl {
     cublasLtHandle_t created = nullptr;
     check_blas(cublasLtCreate(&created), "cublasLtCreate");
     handle.reset(created);
-    if (cudaMalloc(&workspace, MatrixProducts::kWorkspaceBytes) != cudaSuccess) {
-      cudaGetLastError();  // a failed allocation is no launch's failure
-      size_t free = 0, total = 0;
-      check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", "product");
-      throw OutOfMemory("workspace of products: cannot allocate " +
-                        std::to_string(MatrixProducts::kWorkspaceBytes >> 20) + " MiB of device memory (" +
-                        std::to_string(free >> 20) + " of " + std::to_string(total >> 20) +
-                        " MiB are free on the device)");
-    }
+    const cudaError_t error = cudaMalloc(&workspace, MatrixProducts::kWorkspaceBytes);
+    if (error == cudaErrorMemoryAllocation)
+      cuda::throw_memory_refused("workspace of products", MatrixProducts::kWorkspaceBytes,
+                                 cuda::Place::kDevice);
+    check_cuda(error, "cudaMalloc", "product");
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;

@@ -13,6 +13,7 @@
 #include "attention/cuda/cuda_attention.h"
 #include "attention/params.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/memory.h"
 
 namespace kascade {
 namespace {
@@ -67,8 +68,7 @@ class Buffer {
  public:
   explicit Buffer(size_t bytes) : bytes_(bytes) {
     const cudaError_t error = cudaMalloc(&data_, std::max<size_t>(bytes, 1));
-    if (error == cudaErrorMemoryAllocation)
-      throw OutOfMemory("bench: " + std::to_string(bytes) + " bytes of GPU memory are not free");
+    if (error == cudaErrorMemoryAllocation) cuda::throw_memory_refused("bench", bytes, cuda::Place::kDevice);
     check_cuda(error, "cudaMalloc", kName);
   }
   Buffer(Buffer&& other) noexcept

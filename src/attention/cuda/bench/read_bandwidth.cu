@@ -5,6 +5,7 @@
 
 #include "attention/cuda/bench/read_bandwidth.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/memory.h"
 #include "kascade/error.h"
 
 namespace kascade {
@@ -40,8 +41,7 @@ void enqueue_read(const void* data, size_t bytes, uint32_t* out, cudaStream_t st
 double measure_cuda_read_gb_per_s() {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, kBytes);
-  if (error == cudaErrorMemoryAllocation)
-    throw OutOfMemory("read bandwidth: " + std::to_string(kBytes) + " bytes of GPU memory are not free");
+  if (error == cudaErrorMemoryAllocation) cuda::throw_memory_refused(kName, kBytes, cuda::Place::kDevice);
   check_cuda(error, "cudaMalloc", kName);
   cudaEvent_t begin = nullptr, end = nullptr;
   const auto free_all = [&] {
