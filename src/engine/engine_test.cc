@@ -12,6 +12,7 @@
 namespace kascade {
 namespace {
 
+using test::NamedPolicy;
 using test::TinyModel;
 using test::TinyModelOptions;
 
@@ -23,28 +24,9 @@ std::shared_ptr<const Model> tiny(const TinyModelOptions& options = {}) {
   return std::make_shared<TinyModel>(options);
 }
 
-/// Every policy under every preset it knows, with budgets that bite at a few hundred tokens.
-struct NamedPolicy {
-  std::string name;
-  std::shared_ptr<const Policy> policy;
-};
-std::vector<NamedPolicy> sparse_policies(const Model& model, int tile = 32) {
-  const Plan plan = test::tiny_plan(model, {0, 2, 4}, tile);
-  std::vector<NamedPolicy> result;
-  const auto add = [&](const std::string& label, const std::string& name, PolicyOptions options) {
-    options.floor = 9;
-    result.push_back({label, make_policy(name, options, model.identity(), &plan)});
-  };
-  add("default", "kascade", {.recent = 5});
-  add("default fixed", "kascade", {.recent = 5, .rolling = false});
-  add("paper", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25});
-  add("paper rolling", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25, .rolling = true});
-  add("kernel", "kascade", {.budget = BudgetPreset::kKernel});
-  add("pooled", "kascade-pooled", {.sinks = 2, .recent = 5});
-  add("no remap", "kascade-no-remap", {.recent = 5});
-  add("decode only", "kascade-decode-only", {.budget = BudgetPreset::kPaper});
-  add("oracle", "oracle-topk", {});
-  return result;
+/// Budgets that bite at a few hundred tokens.
+std::vector<NamedPolicy> policies_of(const Model& model, int tile = 32) {
+  return test::every_policy(model, test::tiny_plan(model, {0, 2, 4}, tile), 9);
 }
 
 std::vector<float> as_floats(const std::vector<double>& values) { return {values.begin(), values.end()}; }
@@ -108,9 +90,7 @@ INSTANTIATE_TEST_SUITE_P(All, EngineArchitecture, testing::ValuesIn(architecture
 
 class EngineBits : public testing::Test {
  protected:
-  EngineBits() : model_(tiny()), policies_(sparse_policies(*model_)) {
-    policies_.push_back({"dense", nullptr});
-  }
+  EngineBits() : model_(tiny()), policies_(policies_of(*model_)) {}
 
   /// Prefill of 330 tokens and three steps.
   std::vector<float> run(Engine& engine, const Policy* policy, std::span<const int32_t> tokens) {
@@ -138,7 +118,7 @@ TEST_F(EngineBits, ChunkingAtTileBoundaries) {
 TEST_F(EngineBits, ChunkingWithATileThatDoesNotDivideTheChunk) {
   const auto whole = test::make_engine(model_, {.prefill_chunk = 512});
   const auto chunked = test::make_engine(model_, {.prefill_chunk = 128});
-  for (const auto& [name, policy] : sparse_policies(*model_, 48))
+  for (const auto& [name, policy] : policies_of(*model_, 48))
     EXPECT_EQ(run(*whole, policy.get(), tokens_), run(*chunked, policy.get(), tokens_)) << name;
 }
 
@@ -296,9 +276,7 @@ TEST(EnginePolicies, SparsePoliciesDifferFromDenseAndFromEachOther) {
   const auto tokens = test::random_tokens(330, 61, 7);
   const auto engine = test::make_engine(model);
   std::vector<std::vector<float>> results;
-  auto policies = sparse_policies(*model);
-  policies.push_back({"dense", nullptr});
-  for (const auto& [name, policy] : policies) {
+  for (const auto& [name, policy] : policies_of(*model)) {
     const auto sequence = engine->make_sequence();
     engine->prefill(*sequence, std::span(tokens).first(320), policy.get(), nullptr, {}, nullptr);
     const std::vector<float> logits = test::decode_logits(*engine, *sequence, tokens[320], policy.get());
@@ -357,9 +335,7 @@ TEST(EnginePolicies, TeacherForcedRowsEqualSequentialDecoding) {
   const auto model = tiny();
   const auto tokens = test::random_tokens(330, 61, 9);
   const auto engine = test::make_engine(model, {.cache_tokens = 4096});
-  auto policies = sparse_policies(*model);
-  policies.push_back({"dense", nullptr});
-  for (const auto& [name, policy] : policies) {
+  for (const auto& [name, policy] : policies_of(*model)) {
     // Two sequences of different lengths at once: 40 rows after 290 tokens, 17 after 130.
     std::vector<std::unique_ptr<Sequence>> at_once;
     std::vector<ForwardItem> items;

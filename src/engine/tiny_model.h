@@ -73,6 +73,14 @@ std::vector<float> decode_logits(Engine& engine, Sequence& sequence, int32_t tok
 /// A plan of the model's shape; reuse layers read KV head (head + layer) % G.
 Plan tiny_plan(const Model& model, std::vector<int> anchors, int tile = 32);
 
+struct NamedPolicy {
+  std::string name;
+  std::shared_ptr<const Policy> policy;
+};
+/// Dense (null), then every policy of the registry under every preset that it knows; budgets of at least
+/// floor keys.
+std::vector<NamedPolicy> every_policy(const Model& model, const Plan& plan, int floor);
+
 /// The largest |a - b|, infinite when the sizes differ or a value is not finite.
 double largest_difference(std::span<const float> a, std::span<const float> b);
 

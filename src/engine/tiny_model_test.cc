@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <set>
+#include <stdexcept>
 
 #include "base/check.h"
 
@@ -313,6 +315,29 @@ Plan tiny_plan(const Model& model, std::vector<int> anchors, int tile) {
     plan.head_map.push_back(row);
   }
   return plan;
+}
+
+std::vector<NamedPolicy> every_policy(const Model& model, const Plan& plan, int floor) {
+  std::vector<NamedPolicy> result = {{"dense", nullptr}};
+  std::set<std::string> made = {"dense"};
+  const auto add = [&](const std::string& label, const std::string& name, PolicyOptions options) {
+    options.floor = floor;
+    result.push_back({label, make_policy(name, options, model.identity(), &plan)});
+    made.insert(name);
+  };
+  add("default", "kascade", {.recent = 5});
+  add("default fixed", "kascade", {.recent = 5, .rolling = false});
+  add("paper", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25});
+  add("paper rolling", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25, .rolling = true});
+  add("kernel", "kascade", {.budget = BudgetPreset::kKernel});
+  add("pooled", "kascade-pooled", {.sinks = 2, .recent = 5});
+  add("no remap", "kascade-no-remap", {.recent = 5});
+  add("decode only", "kascade-decode-only", {.budget = BudgetPreset::kPaper});
+  add("oracle", "oracle-topk", {});
+  add("oracle, dense layer 0", "oracle-topk-dense-layer0", {});
+  for (const PolicyInfo& info : policies())
+    if (!made.contains(info.name)) throw std::logic_error(std::string("every_policy lacks ") + info.name);
+  return result;
 }
 
 double largest_difference(std::span<const float> a, std::span<const float> b) {

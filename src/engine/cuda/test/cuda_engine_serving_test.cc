@@ -258,7 +258,7 @@ void print_fault(Engine& engine, Sequence& sequence, const Policy* policy) {
 
 void fault_in_attention() {
   const auto model = tiny();
-  const auto policies = test::policies(*model);
+  const auto policies = test::policies_of(*model);
   const auto engine = gpu_engine(model);
   const auto sequence = engine->make_sequence();
   const Policy* policy = policies[1].policy.get();

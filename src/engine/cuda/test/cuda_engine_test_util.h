@@ -43,25 +43,8 @@ inline std::unique_ptr<Engine> exact_engine(const std::shared_ptr<const Model>& 
 }
 
 /// Budgets that bite at a few hundred tokens.
-struct NamedPolicy {
-  std::string name;
-  std::shared_ptr<const Policy> policy;
-};
-inline std::vector<NamedPolicy> policies(const Model& model) {
-  const Plan plan = tiny_plan(model, {0, 2});
-  std::vector<NamedPolicy> result = {{"dense", nullptr}};
-  const auto add = [&](const std::string& label, const std::string& name, PolicyOptions options) {
-    options.floor = 24;
-    result.push_back({label, make_policy(name, options, model.identity(), &plan)});
-  };
-  add("default", "kascade", {.recent = 5});
-  add("paper", "kascade", {.budget = BudgetPreset::kPaper, .percent = 25});
-  add("kernel", "kascade", {.budget = BudgetPreset::kKernel});
-  add("pooled", "kascade-pooled", {.sinks = 2, .recent = 5});
-  add("no remap", "kascade-no-remap", {.recent = 5});
-  add("decode only", "kascade-decode-only", {.budget = BudgetPreset::kPaper});
-  add("oracle", "oracle-topk", {});
-  return result;
+inline std::vector<NamedPolicy> policies_of(const Model& model) {
+  return every_policy(model, tiny_plan(model, {0, 2}), 24);
 }
 
 inline std::vector<float> copy(std::span<const float> values) { return {values.begin(), values.end()}; }
@@ -80,7 +63,7 @@ inline std::vector<float> decode(Engine& engine, Sequence& sequence, int32_t tok
 class CudaEngineTest : public testing::Test {
  protected:
   std::shared_ptr<const Model> model_ = tiny();
-  std::vector<NamedPolicy> policies_ = policies(*model_);
+  std::vector<NamedPolicy> policies_ = policies_of(*model_);
   std::vector<int32_t> tokens_ = random_tokens(700, kCudaVocabulary, 3);
 };
 
