@@ -36,7 +36,7 @@ void test_memory_refused() {
          "the refused allocation is left for the next launch to report");
 }
 
-const Registered kTests[] = {{5, "memory refused", test_memory_refused, "host all sanitize"}};
+const Registered kTests[] = {{5, "memory refused", test_memory_refused, "host all"}};
 
 }  // namespace
 }  // namespace kascade::cuda_test
