@@ -6,10 +6,12 @@
 
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
+#include "attention/cuda/sm90/decode_cut.cuh"
+#include "attention/cuda/sm90/decode_select.cuh"
+#include "attention/cuda/sm90/decode_weigh.cuh"
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/cluster.cuh"
-#include "base/cuda/ptx/mma.cuh"
 
 namespace kascade::cuda {
 namespace {
@@ -17,165 +19,114 @@ namespace {
 // Blocks of a cluster, powers of two: as many as any GPU of this generation takes, and as many as most do.
 constexpr int kCluster = 8;
 constexpr int kLargeCluster = 16;
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-static_assert(kWarps <= 32, "a lane stands for a warp in sums over warps");
-static_assert(kLargeCluster <= kWarps, "a warp reads one other block's keys");
+static_assert(kLargeCluster <= kFewThreads / 32, "a warp reads one other block's keys");
 // Keys of a block are a multiple of this, whole words of bits.
 constexpr int kShareMultiple = 32;
-// Neighbouring keys that a thread takes at once.
-constexpr int kVector = 8;
-// Rank keys have 31 bits. Blocks keep the upper 15 bits of their keys, plus one, as digits; 0 stands for keys
-// that are not ranked. The first histogram has a bin for each digit (weights that agree to 1/128) in a window
-// of 32 powers of two below the largest cut possible; it is moved in the rare case that the cut lies
-// elsewhere. Keys that share the cut's digit are few: their lower bits are computed again and searched for
-// the cut; if they are too many, histograms of 12 and 4 further bits decide.
-constexpr int kBins = 4096;
-// Bins are first looked at in runs.
-constexpr int kRun = 16;
-constexpr int kRuns = kBins / kRun;
-static_assert(kRuns <= kThreads && kRun <= 32);
-constexpr int kDigitShift = 16, kSecondShift = 4;
-constexpr int kOwnCandidates = 4;  // of a thread
-constexpr int kMostCandidates = kOwnCandidates * kThreads;
-constexpr int kWarpCandidates = 512;  // that one warp searches
-static_assert(kMostCandidates * 8 <= kBins * 4, "candidates take the histogram's place");
-// Digit of an infinite weight; two digits and a guard bit each fit into a word.
-constexpr int32_t kMostDigit = (0x7F800001 >> kDigitShift) + 1;
-static_assert(kMostDigit < 0x8000);
-constexpr uint32_t kGuards = 0x80008000u;
+constexpr int kSecondShift = 1;
+static_assert(1 << (kDigitShift - kSecondShift) <= kBins);
 // Digits of a block that its shared memory has room for; those of longer ranges lie in the workspace.
 constexpr int kMostCachedKeys = 84 * 1024;
+// Keys of a block, if there are no more, are kept whole beside their digits, so that those at the cut need
+// not be weighed again; two blocks still fit into a multiprocessor.
+constexpr int kMostWholeKeys = 11 * 1024;
 // Keys of a block of which two fit into a multiprocessor.
 constexpr int kPreferredKeys = 32 * 1024 + kChunkKeys;
-
-struct Candidate {
-  uint32_t key;
-  int32_t position;
-};
-
-/// Where the wanted-th largest key is: its bin, the keys above that bin, and those in it.
-struct Found {
-  int32_t bin, above, count;
-};
-
-/// The list that a cluster selects.
-struct List {
-  int64_t index;  // among the sets of the call
-  StepBudget budget;
-  int32_t sequence, set, kv_len;
-  int32_t row_begin, rows;  // rows of q
-  int32_t blocks;           // that share the keys
-  bool has_place, is_needed;
-};
-
-struct alignas(16) SelectMemory {
-  union {
-    alignas(16) int32_t histogram[kBins];       // of this block's keys; read by the others
-    Candidate all_candidates[kMostCandidates];  // of the cluster, once the histograms are done
-  };
-  int32_t runs[kRuns];                    // sums of the histogram; read by the others
-  Candidate candidates[kMostCandidates];  // of this block; read by the others
-  float lse[kMaxPooledRows];              // log2
-  int64_t row[kMaxPooledRows];            // where the row's scores begin
-  int32_t warp_sums[kWarps], warp_ties[kWarps];
-  // What blocks before this one select, and their ties, as each warp has added them up.
-  int32_t selected_before[kWarps], ties_before[kWarps];
-  int32_t candidate_count;
-  int2 totals;  // of this block, .x candidates or ties and .y keys above them; read by the others
-  Found run, found;
-  int32_t exact;  // whether cut parts as many candidates as are wanted
-  uint32_t cut;
-  List list;
-};
 
 /// For code that few calls come to, which had better lie apart: calls of a few microseconds wait for every
 /// stretch of instructions that they come to.
 __device__ inline bool unlikely(bool condition) { return __builtin_expect(condition, 0) != 0; }
 
-/// Orders weights (never negative) as the ranking does, NaN lowest.
-__device__ uint32_t rank_key(float weight) { return weight != weight ? 0 : __float_as_uint(weight) + 1; }
-__device__ uint32_t digit_of(uint32_t key) { return (key >> kDigitShift) + 1; }
-
+template <int kThreads>
 class Selector {
- public:
-  /// cache: digits of the block's keys, in shared memory, or null until the workspace serves; bits: what is
-  /// selected of them, a bit a key.
-  __device__ Selector(const DecodeCall& call, SelectMemory& memory, uint16_t* cache, uint32_t* bits,
-                      int32_t cached_keys)
-      : call_(call),
-        p_(call.params),
-        memory_(memory),
-        cache_(cache),
-        bits_(bits),
-        cached_keys_(cached_keys),
-        rank_(cluster_rank()),
-        thread_(static_cast<int>(threadIdx.x)),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32) {}
+  static constexpr int kWarps = kThreads / 32;
 
-  __device__ void run() {
+ public:
+  __device__ Selector(const DecodeCall& call, SelectMemory& memory, const BlockKeys& keys)
+      : call_(call), p_(call.params), memory_(memory), keys_(keys), rank_(cluster_rank()) {}
+
+  /// cached_keys: that shared memory has room for.
+  __device__ void run(int32_t cached_keys) {
+    const Place at;
     clear_histogram();
     // By one warp: what every warp computes, all of them wait for.
-    if (warp_ == 0) find_list();
+    if (at.warp == 0) find_list(cached_keys);
     __syncthreads();
-    const List& list = memory_.list;
-    budget_ = list.budget;
-    blocks_ = list.blocks;
-    if (rank_ >= blocks_) return;
-    const bool ranks = list.has_place && list.is_needed && budget_.ranked > 0 &&
-                       budget_.ranked < budget_.recent_begin - budget_.sinks;
-    if (ranks) find_range();
+    const SelectList& list = memory_.list;
+    const StepBudget& budget = list.budget;
+    if (rank_ >= list.blocks) return;
+    const bool ranks = list.has_place && list.is_needed && budget.ranked > 0 &&
+                       budget.ranked < budget.recent_begin - budget.sinks;
+    if (list.has_place && list.is_needed) find_rows();
+    if (unlikely(keys_.digits == nullptr)) find_keys();
+    __syncthreads();
     // All that is above comes from the caller's arrays.
     wait_for_previous_kernel();
     allow_next_kernel();
     if (unlikely(!list.has_place)) return;
-    positions_ = p_.positions + list.index * p_.capacity;
-    if (rank_ == 0 && thread_ == 0) p_.counts[list.index] = list.is_needed ? budget_.members() : 0;
+    if (rank_ == 0 && at.thread == 0) p_.counts[list.index] = list.is_needed ? budget.members() : 0;
     if (list.is_needed) {
-      rows_ = list.rows * (p_.query_heads / call_.sets);
       if (ranks) touch_scores();
       merge_lse();
-      write_by_products();
+      if (unlikely(p_.pooled_weights != nullptr || p_.own_tile_mass != nullptr))
+        write_rarely(call_, memory_, keys_);
     }
     if (ranks) rank_and_write();
     write_forced(ranks);
     // No block leaves while others read its memory.
-    if (ranks && blocks_ > 1) cluster_wait();
+    if (ranks && memory_.list.blocks > 1) cluster_wait();
   }
 
  private:
-  __device__ void find_list() {
-    const int32_t cluster = cluster_size();
-    const int32_t index = static_cast<int32_t>(blockIdx.x) / cluster;
+  __device__ void find_list(int32_t cached_keys) {
+    const Place at;
+    const int32_t cluster = cluster_size(), index = cluster_index();
     const int32_t tiles = rows_are_tiles(call_) ? static_cast<int32_t>(call_.maxima.q_len) : 1;
-    List list;
+    SelectList list;
     list.set = index % call_.sets;
     const int32_t tile_index = index / call_.sets;
-    list.sequence = tile_index / tiles;
+    list.sequence = tiles == 1 ? tile_index : tile_index / tiles;
+    touch_lengths(list.sequence);
     const StepSequence s = load_sequence(call_, list.sequence);
-    const StepTile tile = load_tile(call_, s, list.sequence, tile_index % tiles);
+    const StepTile tile = load_tile(call_, s, list.sequence, tile_index - list.sequence * tiles);
     list.index = int64_t{tile.set} * call_.sets + list.set;
     list.budget = tile.budget;
     list.kv_len = s.kv_len;
     list.row_begin = s.row_begin + tile.row_begin;
-    list.rows = tile.rows;
     list.has_place = tile.set >= 0;
     list.is_needed = is_needed(call_, list.set);
     // What fits into one block needs no other: lists shorter than the maxima leave room for more lists at
     // once.
-    list.blocks = list.budget.recent_begin <= cached_keys_ ? 1 : cluster;
+    list.blocks = list.budget.recent_begin <= cached_keys ? 1 : cluster;
+    const int blocks_shift = 31 - __clz(list.blocks);  // a power of two
+    const int32_t end = list.budget.recent_begin;
+    const int32_t share =
+        (((end + list.blocks - 1) >> blocks_shift) + kShareMultiple - 1) / kShareMultiple * kShareMultiple;
+    list.begin = min(rank_ * share, end);
+    list.length = min(list.begin + share, end) - list.begin;
+    list.pooled = tile.rows * (p_.query_heads / call_.sets);
     if (!list.is_needed) {
       list.budget.sinks = list.budget.ranked = 0;
       list.budget.recent_begin = list.budget.candidates;
     }
-    if (lane_ != 0) return;
+    if (at.lane < kBinDigits) memory_.digit_counts[at.lane] = 0;
+    if (at.lane != 0) return;
     memory_.list = list;
-    memory_.candidate_count = 0;
+    memory_.totals = make_int2(0, 0);
   }
 
+  /// Brings what is known of a sequence into the first-level cache, all of it at once; where it is used, one
+  /// load waits for the other.
+  __device__ void touch_lengths(int32_t sequence) const {
+    touch(p_.cu_seqlens_q + sequence);
+    touch(p_.seq_lens_kv + sequence);
+    touch(p_.tile_offsets + sequence);
+    if (p_.budget_lens != nullptr) touch(p_.budget_lens + sequence);
+  }
+
+  __device__ int32_t* positions() const { return p_.positions + memory_.list.index * p_.capacity; }
+
   __device__ void sync_blocks() const {
-    if (blocks_ > 1) {
+    if (memory_.list.blocks > 1) {
       cluster_arrive_own();
       cluster_wait();
     } else {
@@ -184,420 +135,463 @@ class Selector {
   }
 
   __device__ void clear_histogram() {
-    for (int i = thread_ * 4; i < kBins; i += kThreads * 4)
-      *reinterpret_cast<int4*>(memory_.histogram + i) = make_int4(0, 0, 0, 0);
+    const Place at;
+    static_assert(kBins % (kThreads * 4) == 0);
+#pragma unroll
+    for (int i = 0; i < kBins; i += kThreads * 4)
+      *reinterpret_cast<int4*>(memory_.histogram + i + at.thread * 4) = make_int4(0, 0, 0, 0);
   }
 
   /// Log-sum-exp (log2) of the pooled rows over all keys they see, from the partial results of the score
   /// pass.
   __device__ void merge_lse() {
-    const List& list = memory_.list;
-    const int32_t heads = p_.query_heads / call_.sets;
+    const Place at;
+    const SelectList& list = memory_.list;
     const int32_t splits = split_count(call_.dense_rule, list.kv_len);
     const bool by_groups =
         cut_units(call_.dense_rule, splits, list.sequence, p_.batch, 0).merge != GroupMerge::kNobody;
 #pragma unroll 1
-    for (int32_t i = warp_; i < rows_; i += kWarps) {
-      const int32_t row = (list.row_begin + i / heads) * p_.query_heads + list.set * heads + i % heads;
-      const float2* stats = call_.partial_stats + int64_t{row} * call_.dense_splits;
+    for (int32_t i = at.warp; i < memory_.list.pooled; i += kWarps) {
+      const float2* stats = call_.partial_stats + int64_t{memory_.row_index[i]} * call_.dense_splits;
       const RowStats row_stats = merge_stats(stats, splits, by_groups);
-      if (lane_ != 0) continue;
+      if (at.lane != 0) continue;
       // A row that sees no key weighs none.
-      memory_.lse[i] = row_stats.total == 0 ? INFINITY : row_stats.top + log2f(row_stats.total);
-      memory_.row[i] = row * call_.score_stride;
+      memory_.rows[i].lse = row_stats.total == 0 ? INFINITY : row_stats.top + log2f(row_stats.total);
     }
     __syncthreads();
   }
 
-  /// kScoreFarBelow is 128 powers of two below the chunk's top, which is at most lse: the result is 0.
-  __device__ static float weight_of(uint32_t code, float offset) {
-    // 2^23 + code as a float, without the slow integer conversion.
-    const float distance = __uint_as_float(0x4B000000u | code) - 8388608.0f;
-    return exp2_fast(fmaf(distance, -1.0f / kScoreSteps, offset));
-  }
-
-  /// Of one key, from its memory alone; not inlined, as few want it.
-  static __device__ __noinline__ float weight(const DecodeCall& call, const SelectMemory& memory,
-                                              int32_t rows, int32_t key) {
-    float sum = 0;
-#pragma unroll 4
-    for (int32_t i = 0; i < rows; ++i) {
-      const uint64_t at = static_cast<uint64_t>(memory.row[i] + key);
-      sum += weight_of(call.score_codes[at], call.score_tops[at / kChunkKeys] - memory.lse[i]);
-    }
-    return sum;
-  }
-
   /// Rank key of the block's key i.
   __device__ uint32_t rank_key_of(int32_t i) const {
-    return rank_key(weight(call_, memory_, rows_, begin_ + i));
+    if (keys_.whole != nullptr) return keys_.whole[i];
+    return rank_key(weigh_one(memory_.list.begin + i));
   }
 
-  /// Weights of keys [key, key + kVector); key is a multiple of kVector.
-  __device__ void weights(int32_t key, float (&sum)[kVector]) const {
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) sum[e] = 0;
-#pragma unroll 4
-    for (int32_t i = 0; i < rows_; ++i) {
-      const uint64_t at = static_cast<uint64_t>(memory_.row[i] + key);
-      const uint4 codes = __ldcs(reinterpret_cast<const uint4*>(call_.score_codes + at));
-      const float offset = __ldcs(call_.score_tops + at / kChunkKeys) - memory_.lse[i];
-      const uint32_t pairs[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sum[2 * e] += weight_of(pairs[e] & 0xFFFFu, offset);
-        sum[2 * e + 1] += weight_of(pairs[e] >> 16, offset);
-      }
-    }
+  __device__ float weigh_one(int32_t key) const {
+    return weight_of(call_, memory_.rows, memory_.list.pooled, key);
   }
 
   __device__ void write_by_products() const {
-    const List& list = memory_.list;
-    if (unlikely(p_.pooled_weights != nullptr)) {
+    const Place at;
+    const SelectList& list = memory_.list;
+    if (p_.pooled_weights != nullptr) {
       float* pooled = p_.pooled_weights + list.index / call_.sets * p_.pooled_tile_stride +
                       list.set * p_.pooled_head_stride;
-      for (int32_t j = rank_ * kThreads + thread_; j < budget_.candidates; j += blocks_ * kThreads)
-        pooled[j] = weight(call_, memory_, rows_, j);
+      for (int32_t j = rank_ * kThreads + at.thread; j < list.budget.candidates;
+           j += memory_.list.blocks * kThreads)
+        pooled[j] = weigh_one(j);
     }
-    if (unlikely(p_.own_tile_mass != nullptr) && rank_ == 0 && thread_ == 0) {
+    if (p_.own_tile_mass != nullptr && rank_ == 0 && at.thread == 0) {
       float mass = 0;
-      for (int32_t j = budget_.candidates; j < list.kv_len; ++j) mass += weight(call_, memory_, rows_, j);
+      for (int32_t j = list.budget.candidates; j < list.kv_len; ++j) mass += weigh_one(j);
       p_.own_tile_mass[list.index] = mass;
     }
   }
 
   /// Sinks, recent keys and the padding; and the ranked keys, when they are all.
   __device__ void write_forced(bool ranks) const {
-    const int32_t sinks = budget_.sinks, ranked = budget_.ranked, members = budget_.members();
-    const int32_t recent_begin = budget_.recent_begin;
-    const int32_t first = rank_ * kThreads + thread_, step = blocks_ * kThreads;
+    const Place at;
+    const StepBudget budget = memory_.list.budget;
+    const int32_t sinks = budget.sinks, ranked = budget.ranked, members = budget.members();
+    const int32_t recent_begin = budget.recent_begin;
+    int32_t* to = positions();
+    const int32_t first = rank_ * kThreads + at.thread, step = memory_.list.blocks * kThreads;
     const int32_t leading = ranks ? sinks : sinks + ranked;
-    for (int32_t m = first; m < leading; m += step) positions_[m] = m;
+    for (int32_t m = first; m < leading; m += step) to[m] = m;
     for (int32_t m = sinks + ranked + first; m < p_.capacity; m += step)
-      positions_[m] = m < members ? recent_begin + m - sinks - ranked : -1;
+      to[m] = m < members ? recent_begin + m - sinks - ranked : -1;
   }
 
-  /// The block's keys.
-  __device__ void find_range() {
-    const int32_t end = budget_.recent_begin;
-    const int blocks_shift = 31 - __clz(blocks_);  // a power of two
-    const int32_t share =
-        (((end + blocks_ - 1) >> blocks_shift) + kShareMultiple - 1) / kShareMultiple * kShareMultiple;
-    begin_ = min(rank_ * share, end);
-    length_ = min(begin_ + share, end) - begin_;
-    if (unlikely(cache_ == nullptr)) {
-      const int64_t set = static_cast<int32_t>(blockIdx.x) / cluster_size();
-      cache_ = call_.rank_digits + set * call_.score_stride + begin_;
-      bits_ = call_.rank_bits + (set * call_.score_stride + begin_) / 32;
+  /// The rows whose weights are pooled.
+  __device__ void find_rows() {
+    const Place at;
+    const SelectList& list = memory_.list;
+    const int32_t heads = p_.query_heads / call_.sets;
+#pragma unroll 1
+    for (int32_t i = at.thread; i < list.pooled; i += kThreads) {
+      const int32_t row = (list.row_begin + i / heads) * p_.query_heads + list.set * heads + i % heads;
+      memory_.row_index[i] = row;
+      memory_.rows[i].begin = static_cast<uint32_t>(row * (call_.score_stride / kChunkKeys));
     }
+    // Rows that weigh nothing make up a whole group.
+    if (at.thread < kGroupRows) {
+      const int32_t row = list.row_begin * p_.query_heads + list.set * heads;
+      memory_.rows[list.pooled + at.thread] = {static_cast<uint32_t>(row * (call_.score_stride / kChunkKeys)),
+                                               INFINITY};
+    }
+  }
+
+  /// Of a block's keys that lie in the workspace.
+  __device__ void find_keys() {
+    const int64_t begin = cluster_index() * call_.score_stride + memory_.list.begin;
+    keys_.digits = call_.rank_digits + begin;
+    keys_.bits = call_.rank_bits + begin / 32;
   }
 
   /// Brings the scores that the thread weighs first into the first-level cache, which takes as long as the
   /// sums of the softmax.
   __device__ void touch_scores() const {
+    const int32_t begin = memory_.list.begin, length = memory_.list.length, rows = memory_.list.pooled;
     constexpr int32_t kMostRows = 8;
-    const List& list = memory_.list;
-    const int32_t heads = p_.query_heads / call_.sets;
-    const int32_t i = thread_ * kVector;
-    if (i >= length_) return;
+    const int32_t i = Place().thread * kVector;
+    if (i >= length) return;
 #pragma unroll 1
-    for (int32_t r = 0; r < min(rows_, kMostRows); ++r) {
-      const int32_t row = (list.row_begin + r / heads) * p_.query_heads + list.set * heads + r % heads;
-      const int64_t at = row * call_.score_stride + begin_ + i;
+    for (int32_t r = 0; r < min(rows, kMostRows); ++r) {
+      const uint64_t at = uint64_t{memory_.rows[r].begin} * kChunkKeys + static_cast<uint32_t>(begin + i);
       touch(call_.score_codes + at);
       touch(call_.score_tops + at / kChunkKeys);
     }
   }
 
   __device__ void rank_and_write() {
-    const int32_t ranked = budget_.ranked;
+    const int32_t ranked = memory_.list.budget.ranked;
     // The wanted-th largest weight is at most the mean of those above it.
-    const auto largest = static_cast<int32_t>(
-        digit_of(rank_key(1.01f * static_cast<float>(rows_) / static_cast<float>(ranked))));
-    int32_t base = max(largest - (kBins - 2), 0);
-    weigh(base);
-    Found found = find_bin(ranked);
-    while (
-        unlikely((found.bin == 0 && base > 0) || (found.bin == kBins - 1 && base + kBins - 1 < kMostDigit))) {
-      base = max(found.bin == 0 ? base - (kBins - 2) : base + (kBins - 2), 0);
+    const float bound =
+        __fdividef(1.01f * static_cast<float>(memory_.list.pooled), static_cast<float>(ranked));
+    int32_t base = max(static_cast<int32_t>(rank_key(bound) >> kBinShift) + 1 - (kBins - 2), 0);
+    Found found;
+#pragma unroll 1
+    for (;;) {
+      weigh(base);
+      found = find_bin(ranked);
+      const bool is_below = found.bin == 0 && base > 0;
+      if (!unlikely(is_below || (found.bin == kBins - 1 && base + kBins - 1 < kMostBin))) break;
+      base = max(is_below ? base - (kBins - 2) : base + (kBins - 2), 0);
       sync_blocks();  // others may still read the histogram
       clear_histogram();
       __syncthreads();
-      for_each_vector([&](int32_t, uint4 digits) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) count_digit(digit_at(digits, e), base);
-      });
-      found = find_bin(ranked);
     }
-    const auto prefix = static_cast<uint32_t>(base + found.bin);
-    const int32_t before = unlikely(found.count > kMostCandidates)
-                               ? cut_by_digits(prefix, ranked - found.above)
-                               : cut_by_search(prefix, found.count, ranked - found.above);
-    write_selected(before);
+    AtCut at_cut = {static_cast<uint32_t>(found.bin * kBinDigits),
+                    kBinDigits,
+                    static_cast<uint32_t>(base + found.bin - 1) << kBinShift,
+                    kBinShift,
+                    found.count,
+                    ranked - found.above};
+    // Whole keys are at hand; others are weighed again, each from as many places as it has rows.
+    if (keys_.whole == nullptr || found.count > kMostCandidates) narrow(at_cut);
+    if (unlikely(at_cut.count > kMostCandidates)) {
+      cut_rarely(call_, memory_, keys_, at_cut);
+    } else {
+      cut_by_search(at_cut);
+    }
+    write_selected();
   }
 
-  /// Digit of key e of a vector: the first four keys are in the lower halves of the words.
-  __device__ static uint32_t digit_at(uint4 digits, int e) {
-    const uint32_t word = (e & 3) == 0   ? digits.x
-                          : (e & 3) == 1 ? digits.y
-                          : (e & 3) == 2 ? digits.z
-                                         : digits.w;
-    return e < 4 ? word & 0xFFFFu : word >> 16;
+  /// From the cut's bin to the cut's digit.
+  __device__ void narrow(AtCut& at_cut) const {
+    const Place at;
+    for_each_vector([&](int32_t, uint4 digits) {
+      uint32_t above, members = at_cut.members(digits, above);
+      for (; members != 0; members &= members - 1)
+        atomicAdd(memory_.digit_counts + digit_at(digits, __ffs(static_cast<int>(members)) - 1) % kBinDigits,
+                  1);
+    });
+    sync_blocks();
+    if (at.warp == 0) {
+      // A lane looks at a digit of some of the blocks, the highest digit first.
+      static_assert(kBinDigits == 8);
+      const int digit = kBinDigits - 1 - at.lane % kBinDigits;
+      int32_t count = 0;
+      for (int block = at.lane / kBinDigits; block < memory_.list.blocks; block += 32 / kBinDigits)
+        count += *in_block(memory_.digit_counts + digit, block);
+      count += __shfl_xor_sync(0xFFFFFFFFu, count, 8);
+      count += __shfl_xor_sync(0xFFFFFFFFu, count, 16);
+      int32_t up_to = count;
+#pragma unroll
+      for (int step = 1; step < kBinDigits; step *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step, kBinDigits);
+        if (at.lane % kBinDigits >= step) up_to += other;
+      }
+      if (at.lane < kBinDigits && up_to - count < at_cut.wanted && at_cut.wanted <= up_to)
+        memory_.found = {digit, up_to - count, count};
+    }
+    __syncthreads();
+    const Found found = memory_.found;
+    at_cut = {at_cut.digit + static_cast<uint32_t>(found.bin),
+              1,
+              at_cut.key + (static_cast<uint32_t>(found.bin) << kDigitShift),
+              kDigitShift,
+              found.count,
+              at_cut.wanted - found.above};
   }
 
-  /// Bit e: digit e is at least `least`, which has 15 bits.
-  __device__ static uint32_t at_least(uint4 digits, uint32_t least) {
-    const uint32_t both = least * 0x10001u;
-    // A digit's guard bit survives the subtraction if the digit is large enough.
-    const uint32_t bits = ((((digits.x | kGuards) - both) & kGuards) >> 15) |
-                          ((((digits.y | kGuards) - both) & kGuards) >> 14) |
-                          ((((digits.z | kGuards) - both) & kGuards) >> 13) |
-                          ((((digits.w | kGuards) - both) & kGuards) >> 12);
-    return (bits | bits >> 12) & 0xFFu;
+  /// Functions that few calls come to, with selectors of their own so that the others keep theirs in
+  /// registers.
+  static __device__ __noinline__ void write_rarely(const DecodeCall& call, SelectMemory& memory,
+                                                   BlockKeys keys) {
+    Selector(call, memory, keys).write_by_products();
+  }
+  static __device__ __noinline__ void cut_rarely(const DecodeCall& call, SelectMemory& memory, BlockKeys keys,
+                                                 AtCut at_cut) {
+    Selector(call, memory, keys).cut_by_digits(at_cut);
   }
 
-  /// Weighs the block's keys once: into the cache and the first histogram.
+  /// Weighs the block's keys: what is kept of them, and the histogram.
   __device__ void weigh(int32_t base) {
-    const int32_t sinks = budget_.sinks - begin_;
+    const int32_t begin = memory_.list.begin, length = memory_.list.length, rows = memory_.list.pooled;
+    const Place at;
+    constexpr int32_t kStep = kThreads * kVector;
+    const int32_t sinks = memory_.list.budget.sinks - begin;
+    const uint32_t histogram = shared_address(memory_.histogram);
 #pragma unroll 1
-    for (int32_t i = thread_ * kVector; i < length_; i += kThreads * kVector) {
-      float sum[kVector];
-      weights(begin_ + i, sum);
+    for (int32_t i = at.thread * kVector; i < length; i += kStep) {
+      float sum[kVector] = {};
+#pragma unroll 1
+      for (int32_t row = 0; row < rows; row += kGroupRows) {
+        // What comes next has come nearer until then.
+        const bool is_last = row + kGroupRows >= rows;
+        prefetch_group(is_last ? 0 : row + kGroupRows, begin + (is_last ? i + kStep : i), length + begin);
+        Scores scores[kGroupRows];
+#pragma unroll
+        for (int j = 0; j < kGroupRows; ++j) scores[j] = load_scores(call_, memory_.rows[row + j], begin + i);
+#pragma unroll
+        for (int j = 0; j < kGroupRows; ++j) add_scores(sum, scores[j], memory_.rows[row + j].lse);
+      }
+      // Where the keys are in the window, and their digits in the upper halves of words.
       uint32_t digits[kVector];
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        digits[e] = digit_of(rank_key(sum[e]));
-        if (unlikely(i < sinks || i + kVector > length_))
-          digits[e] = i + e >= sinks && i + e < length_ ? digits[e] : 0;
-        count_digit(digits[e], base);
+      for (int e = 0; e < kVector; ++e) digits[e] = place_in_window(sum[e], base);
+      if (unlikely(i < sinks || i + kVector > length)) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e)
+          if (i + e < sinks || i + e >= length) digits[e] = kept(0);
       }
-      *reinterpret_cast<uint4*>(cache_ + i) =
-          make_uint4(digits[0] | digits[4] << 16, digits[1] | digits[5] << 16, digits[2] | digits[6] << 16,
-                     digits[3] | digits[7] << 16);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        count_bin(histogram, digits[e]);
+        digits[e] <<= 16 - kDigitShift;
+      }
+      *reinterpret_cast<uint4*>(keys_.digits + i) = pack_digits(digits);
+      if (keys_.whole != nullptr) {
+#pragma unroll
+        for (int e = 0; e < kVector; e += 4)
+          *reinterpret_cast<uint4*>(keys_.whole + i + e) =
+              make_uint4(rank_key(sum[e]), rank_key(sum[e + 1]), rank_key(sum[e + 2]), rank_key(sum[e + 3]));
+      }
+    }
+  }
+
+  /// Scores of the warp's vectors, of which the thread's begins at `key`, into the second-level cache.
+  __device__ void prefetch_group(int32_t row, int32_t key, int32_t end) const {
+    constexpr int kLineKeys = 64;
+    if (key >= end || key % kLineKeys != 0) return;
+#pragma unroll
+    for (int j = 0; j < kGroupRows; ++j) {
+      const uint64_t begin = memory_.rows[row + j].begin;
+      prefetch(call_.score_codes + begin * kChunkKeys + static_cast<uint32_t>(key));
+      if (key % (32 * kVector) == 0)
+        prefetch(call_.score_tops + begin + static_cast<uint32_t>(key) / kChunkKeys);
     }
   }
 
   /// Bin 0 is left out: it may hold most keys, which would wait for each other.
-  __device__ void count_digit(uint32_t digit, int32_t base) {
-    const int32_t bin = min(static_cast<int32_t>(digit) - base, kBins - 1);
-    if (bin > 0) atomicAdd(memory_.histogram + bin, 1);
+  __device__ static void count_bin(uint32_t histogram, uint32_t place) {
+    const uint32_t at = histogram + (place >> kBinShift) * 4;
+    asm volatile("{\n.reg .pred p;\nsetp.ge.u32 p, %0, %2;\n@p red.shared.add.u32 [%1], 1;\n}\n" ::"r"(place),
+                 "r"(at), "n"(1 << kBinShift)
+                 : "memory");
   }
 
   /// f(i, digits) for every run of kVector keys, each warp over a stretch of its own; all lanes stay
   /// together.
   template <class F>
   __device__ void for_each_vector(F f) const {
-    const int32_t of_warp = (length_ + kWarps * 32 * kVector - 1) / (kWarps * 32 * kVector) * (32 * kVector);
-    const int32_t first = warp_ * of_warp, last = min(first + of_warp, length_);
+    const int32_t length = memory_.list.length;
+    const Place at;
+    const int32_t of_warp = (length + kWarps * 32 * kVector - 1) / (kWarps * 32 * kVector) * (32 * kVector);
+    const int32_t first = at.warp * of_warp, last = min(first + of_warp, length);
 #pragma unroll 1
     for (int32_t run = first; run < last; run += 32 * kVector) {
-      const int32_t i = run + lane_ * kVector;
-      f(i, i < last ? *reinterpret_cast<const uint4*>(cache_ + i) : make_uint4(0, 0, 0, 0));
+      const int32_t i = run + at.lane * kVector;
+      f(i, i < last ? *reinterpret_cast<const uint4*>(keys_.digits + i) : make_uint4(0, 0, 0, 0));
     }
   }
 
   /// The selected keys of a vector.
   __device__ void store_bits(int32_t i, uint32_t bits) const {
-    if (i < length_) reinterpret_cast<uint8_t*>(bits_)[i / kVector] = static_cast<uint8_t>(bits);
+    if (i < memory_.list.length)
+      reinterpret_cast<uint8_t*>(keys_.bits)[i / kVector] = static_cast<uint8_t>(bits);
   }
 
   /// Adds up the blocks' histograms and finds the bin of the wanted-th largest key. Keys that are in no bin
   /// count as bin 0.
   __device__ Found find_bin(int32_t wanted) {
+    const Place at;
     __syncthreads();
-    if (thread_ < kRuns) {
-      const int4* bins = reinterpret_cast<const int4*>(memory_.histogram + thread_ * kRun);
+    if (at.thread < kRuns) {
+      const int4* bins = reinterpret_cast<const int4*>(memory_.histogram + at.thread * kRun);
       int32_t sum = 0;
 #pragma unroll
       for (int i = 0; i < kRun / 4; ++i) sum += (bins[i].x + bins[i].y) + (bins[i].z + bins[i].w);
-      memory_.runs[thread_] = sum;
+      memory_.runs[at.thread] = sum;
     }
     sync_blocks();
     // Thread t looks at the runs from the top.
-    const int run = kRuns - 1 - thread_;
+    const int run = kRuns - 1 - at.thread;
     int32_t own = 0, sum = 0;
-    if (thread_ < kRuns) {
-#pragma unroll 8
-      for (int block = 0; block < blocks_; ++block) own += *in_block(&memory_.runs[run], block);
+    if (at.thread < kRuns) {
+      own = sum_over_blocks(&memory_.runs[run]);
       sum = own;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-        if (lane_ >= step) sum += other;
+        if (at.lane >= step) sum += other;
       }
-      if (lane_ == 31) memory_.warp_sums[warp_] = sum;
+      if (at.lane == 31) memory_.warp_sums[at.warp] = sum;
     }
     __syncthreads();
-    if (thread_ < kRuns) {
-      const int32_t of_warps = lane_ < warp_ ? memory_.warp_sums[lane_] : 0;
+    if (at.thread < kRuns) {
+      const int32_t of_warps = at.lane < at.warp ? memory_.warp_sums[at.lane] : 0;
       const int32_t above = __reduce_add_sync(0xFFFFFFFFu, of_warps) + sum - own;
-      if (above < wanted && wanted <= above + own) memory_.run = {run, above, own};
-      if (run == 0 && wanted > above + own) memory_.run = {-1, above + own, INT32_MAX};
-    }
-    __syncthreads();
-    const Found of_run = memory_.run;
-    if (unlikely(of_run.bin < 0)) return {0, of_run.above, INT32_MAX};
-    if (warp_ == 0) {
-      const int bin = of_run.bin * kRun + kRun - 1 - lane_;
-      int32_t count = 0;
-      if (lane_ < kRun) {
-#pragma unroll 8
-        for (int block = 0; block < blocks_; ++block) count += *in_block(&memory_.histogram[bin], block);
-      }
-      int32_t up_to = count;
+      const unsigned here = __ballot_sync(0xFFFFFFFFu, above < wanted && wanted <= above + own);
+      // The warp that has the run looks at its bins.
+      if (here != 0) {
+        const int lane = __ffs(static_cast<int>(here)) - 1;
+        const int bin = (kRuns - 1 - at.warp * 32 - lane) * kRun + kRun - 1 - at.lane;
+        const int32_t count = at.lane < kRun ? sum_over_blocks(&memory_.histogram[bin]) : 0;
+        int32_t up_to = count;
 #pragma unroll
-      for (int step = 1; step < kRun; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
-        if (lane_ >= step) up_to += other;
+        for (int step = 1; step < kRun; step *= 2) {
+          const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
+          if (at.lane >= step) up_to += other;
+        }
+        const int32_t above_bin = __shfl_sync(0xFFFFFFFFu, above, lane) + up_to - count;
+        if (at.lane < kRun && above_bin < wanted && wanted <= above_bin + count)
+          memory_.found = {bin, above_bin, count};
       }
-      const int32_t above = of_run.above + up_to - count;
-      if (lane_ < kRun && above < wanted && wanted <= above + count) memory_.found = {bin, above, count};
+      if (run == 0 && wanted > above + own) memory_.found = {0, above + own, INT32_MAX};
     }
     __syncthreads();
     return memory_.found;
   }
 
-  /// The sum over the block's warps, known to warp 0.
-  __device__ int32_t sum_of_warps(const int32_t (&of_warps)[kWarps]) const {
-    return __reduce_add_sync(0xFFFFFFFFu, lane_ < kWarps ? of_warps[lane_] : 0);
+  /// The sum of what *mine is in the blocks' memories.
+  __device__ int32_t sum_over_blocks(int32_t* mine) const {
+    const int32_t blocks = memory_.list.blocks;
+    int32_t sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < blocks; first += kCluster) {
+      int32_t of_block[kCluster];
+#pragma unroll
+      for (int j = 0; j < kCluster; ++j) of_block[j] = first + j < blocks ? *in_block(mine, first + j) : 0;
+#pragma unroll
+      for (int j = 0; j < kCluster; ++j) sum += of_block[j];
+    }
+    return sum;
+  }
+
+  /// The sum over the block's warps.
+  __device__ int32_t sum_of_warps(const int32_t (&of_warps)[kMostWarps]) const {
+    const Place at;
+    return __reduce_add_sync(0xFFFFFFFFu, at.lane < kWarps ? of_warps[at.lane] : 0);
   }
 
   __device__ int2 totals_of_block(int block) const {
-    return block < blocks_ ? *in_block(&memory_.totals, block) : make_int2(0, 0);
+    return block < memory_.list.blocks ? *in_block(&memory_.totals, block) : make_int2(0, 0);
   }
 
   /// Adds up the totals of the blocks before this one; lane i has those of block i. Into memory, so that what
   /// was read of other blocks has come before this one says that they may leave: arriving waits for no load.
   __device__ void store_before(int2 totals) const {
-    const int32_t ties = __reduce_add_sync(0xFFFFFFFFu, lane_ < rank_ ? totals.x : 0);
-    const int32_t selected = __reduce_add_sync(0xFFFFFFFFu, lane_ < rank_ ? totals.y : 0);
-    if (lane_ != 0) return;
-    memory_.ties_before[warp_] = ties;
-    memory_.selected_before[warp_] = selected;
+    const Place at;
+    const int32_t ties = __reduce_add_sync(0xFFFFFFFFu, at.lane < rank_ ? totals.x : 0);
+    const int32_t selected = __reduce_add_sync(0xFFFFFFFFu, at.lane < rank_ ? totals.y : 0);
+    if (at.lane != 0) return;
+    memory_.ties_before[at.warp] = ties;
+    memory_.selected_before[at.warp] = selected;
   }
 
-  /// The cut, when `count` keys of the cluster share its digit: the wanted-th of them in the order of the
-  /// ranking. Marks what the block selects and returns how many keys the blocks before this one do.
-  __device__ int32_t cut_by_search(uint32_t prefix, int32_t count, int32_t wanted) {
+  /// The keys of the block's candidates, from the memory of the scores. Four lanes share a candidate's rows,
+  /// as the way to the memory is long; sums are those of add_scores().
+  __device__ void weigh_candidates() {
+    const Place at;
+    constexpr int kLanes = 4, kOfLane = 4;
+    const int32_t count = memory_.totals.x, rows = memory_.list.pooled;
+#pragma unroll 1
+    for (int32_t first = at.warp * (32 / kLanes); first < count; first += kWarps * (32 / kLanes)) {
+      const int32_t c = min(first + at.lane / kLanes, count - 1);
+      const auto key = static_cast<uint32_t>(memory_.candidates[c].position);
+      float sum = 0;
+#pragma unroll 1
+      for (int32_t row = 0; row < rows; row += kLanes * kOfLane) {
+        uint32_t codes[kOfLane];
+        float offsets[kOfLane];
+#pragma unroll
+        for (int j = 0; j < kOfLane; ++j) {
+          // Row `rows` weighs nothing.
+          const PooledRow own = memory_.rows[min(row + j * kLanes + at.lane % kLanes, rows)];
+          codes[j] = call_.score_codes[uint64_t{own.begin} * kChunkKeys + key];
+          offsets[j] = call_.score_tops[uint64_t{own.begin} + key / kChunkKeys] - own.lse;
+        }
+#pragma unroll
+        for (int j = 0; j < kOfLane; ++j) {
+          const float power = power_of<false>(codes[j]), factor = exp2_fast(offsets[j]);
+#pragma unroll
+          for (int lane = 0; lane < kLanes; ++lane)
+            sum = add_flushed(__shfl_sync(0xFFFFFFFFu, power, lane, kLanes),
+                              __shfl_sync(0xFFFFFFFFu, factor, lane, kLanes), sum);
+        }
+      }
+      if (at.lane % kLanes == 0) memory_.candidates[c].key = rank_key(sum);
+    }
+  }
+
+  /// Marks what the block selects: the `wanted` first of the keys at the cut in the order of the ranking, and
+  /// all above them.
+  __device__ void cut_by_search(const AtCut& at_cut) {
+    const Place at;
     int32_t above = 0;
     for_each_vector([&](int32_t i, uint4 digits) {
-      const uint32_t bits = at_least(digits, prefix + 1);
-      uint32_t at_cut = at_least(digits, prefix) & ~bits;
+      uint32_t bits, members = at_cut.members(digits, bits);
       store_bits(i, bits);
       above += __popc(bits);
-      for (; at_cut != 0; at_cut &= at_cut - 1)
-        memory_.candidates[atomicAdd(&memory_.candidate_count, 1)].position =
-            begin_ + i + __ffs(static_cast<int>(at_cut)) - 1;
+      for (; members != 0; members &= members - 1) {
+        const int32_t key = i + __ffs(static_cast<int>(members)) - 1;
+        memory_.candidates[atomicAdd(&memory_.totals.x, 1)] = {keys_.whole != nullptr ? keys_.whole[key] : 0,
+                                                               memory_.list.begin + key};
+      }
     });
     above = __reduce_add_sync(0xFFFFFFFFu, above);
-    if (lane_ == 0) memory_.warp_sums[warp_] = above;
-    __syncthreads();
-    if (warp_ == 0) {
-      const int32_t all = sum_of_warps(memory_.warp_sums);
-      if (lane_ == 0) memory_.totals = make_int2(memory_.candidate_count, all);
-    }
-#pragma unroll 1
-    for (int32_t c = thread_; c < memory_.candidate_count; c += kThreads)
-      memory_.candidates[c].key = rank_key_of(memory_.candidates[c].position - begin_);
-    sync_blocks();
-    const int2 totals = totals_of_block(lane_);
-    store_before(totals);
-    if (warp_ < blocks_) {
-      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? totals.x : 0);
-      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, totals.x, warp_);
-      const Candidate* candidates = in_block(&memory_.candidates[0], warp_);
-      for (int32_t c = lane_; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
-    }
-    if (blocks_ > 1) cluster_arrive_own();
-    __syncthreads();
-    Candidate own[kOwnCandidates];
-    bool exists[kOwnCandidates];
-#pragma unroll
-    for (int j = 0; j < kOwnCandidates; ++j) {
-      exists[j] = thread_ + j * kThreads < count;
-      own[j] = exists[j] ? memory_.all_candidates[thread_ + j * kThreads] : Candidate{0, 0};
-    }
-    // How many candidates satisfy a condition.
-    const auto count_all = [&](auto condition) {
-      if (count <= kThreads) return __syncthreads_count(exists[0] && condition(own[0]));
-      int32_t all = 0;
-#pragma unroll
-      for (int j = 0; j < kOwnCandidates; ++j) all += __syncthreads_count(exists[j] && condition(own[j]));
-      return all;
-    };
-    // The largest key that at least `wanted` candidates reach, or any that just so many reach.
-    uint32_t cut = (prefix - 1) << kDigitShift;
-    bool exact = count == wanted;
-    if (!unlikely(count > kWarpCandidates)) {
-      // By one warp, as a barrier takes longer than a look at some more candidates.
-      if (warp_ == 0) search_by_warp(count, wanted, cut, exact);
+    if (at.lane == 0) atomicAdd(&memory_.totals.y, above);
+    if (keys_.whole == nullptr) {
       __syncthreads();
-      cut = memory_.cut;
-      exact = memory_.exact != 0;
-    } else {
+      weigh_candidates();
+    }
+    sync_blocks();
+    const int2 totals = totals_of_block(at.lane);
+    store_before(totals);
+    if (at.warp < memory_.list.blocks) {
+      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? totals.x : 0);
+      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, totals.x, at.warp);
+      const Candidate* candidates = in_block(&memory_.candidates[0], at.warp);
 #pragma unroll 1
-      for (uint32_t bit = 1u << (kDigitShift - 1); bit != 0 && !exact; bit >>= 1) {
-        const int32_t reach = count_all([&](const Candidate& c) { return c.key >= (cut | bit); });
-        if (reach >= wanted) cut |= bit;
-        exact = reach == wanted;
-      }
+      for (int32_t c = at.lane; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
     }
-    int32_t last = budget_.recent_begin;  // position of the last key at the cut that is selected
-    if (unlikely(!exact)) {
-      const int32_t left = wanted - count_all([&](const Candidate& c) { return c.key > cut; });
-      last = 0;
-#pragma unroll 1
-      for (int32_t bit = 1 << (31 - __clz(budget_.recent_begin)); bit != 0; bit >>= 1) {
-        const int32_t earlier = last | bit;
-        if (count_all([&](const Candidate& c) { return c.key == cut && c.position < earlier; }) < left)
-          last = earlier;
-      }
-    }
-    int32_t before_cut = 0;
-#pragma unroll
-    for (int j = 0; j < kOwnCandidates; ++j) {
-      const bool selected = exists[j] && (own[j].key > cut || (own[j].key == cut && own[j].position <= last));
-      const int32_t i = own[j].position - begin_;
-      if (selected && i >= 0 && i < length_) atomicOr(bits_ + i / 32, 1u << (i % 32));
-      if (count > j * kThreads) before_cut += __syncthreads_count(selected && i < 0);
-    }
-    return memory_.selected_before[warp_] + before_cut;
+    if (memory_.list.blocks > 1) cluster_arrive_own();
+    __syncthreads();
+    const Candidate* candidates = memory_.all_candidates;
+    const Marks marks = {keys_.bits, memory_.list.begin, memory_.list.length};
+    const int32_t earlier = at_cut.count <= kComparedCandidates
+                                ? compare_candidates<kThreads>(candidates, at_cut.count, at_cut.wanted, marks)
+                                : search_candidates<kThreads>(candidates, at_cut.count, at_cut.wanted,
+                                                              at_cut.key, at_cut.bits, marks, memory_.cut);
+    if (at.lane == 0) memory_.earlier[at.warp] = earlier;
   }
 
-  /// The search for the cut among few candidates; leaves the result in memory.
-  __device__ void search_by_warp(int32_t count, int32_t wanted, uint32_t cut, bool exact) const {
-    uint32_t keys[kWarpCandidates / 32];
-#pragma unroll
-    for (int j = 0; j < kWarpCandidates / 32; ++j) {
-      const int c = lane_ + j * 32;
-      keys[j] = c < count ? memory_.all_candidates[c].key : 0;
-    }
-#pragma unroll 1
-    for (uint32_t bit = 1u << (kDigitShift - 1); bit != 0 && !exact; bit >>= 1) {
-      int32_t reach = 0;
-#pragma unroll
-      for (int j = 0; j < kWarpCandidates / 32; ++j) reach += keys[j] >= (cut | bit) ? 1 : 0;
-      reach = __reduce_add_sync(0xFFFFFFFFu, reach);
-      if (reach >= wanted) cut |= bit;
-      exact = reach == wanted;
-    }
-    if (lane_ != 0) return;
-    memory_.cut = cut;
-    memory_.exact = exact ? 1 : 0;
-  }
-
-  /// The same for any number of keys: histograms of the other bits of the cut, then its ties are counted.
-  __device__ int32_t cut_by_digits(uint32_t prefix, int32_t wanted) {
-    uint32_t cut = (prefix - 1) << kDigitShift;
+  /// The cut for any number of keys: histograms of its other bits, then its ties are counted.
+  __device__ void cut_by_digits(const AtCut& at_cut) {
+    const Place at;
+    uint32_t cut = at_cut.key;
+    int32_t wanted = at_cut.wanted;
 #pragma unroll 1
     for (int shift = kSecondShift, known = kDigitShift; known > 0; known = shift, shift = 0) {
       sync_blocks();  // others may still read the histogram
       clear_histogram();
       __syncthreads();
       for_each_vector([&](int32_t i, uint4 digits) {
-        uint32_t at_cut = at_least(digits, prefix) & ~at_least(digits, prefix + 1);
-        for (; at_cut != 0; at_cut &= at_cut - 1) {
-          const uint32_t rest = rank_key_of(i + __ffs(static_cast<int>(at_cut)) - 1) ^ cut;
+        uint32_t above, members = at_cut.members(digits, above);
+        for (; members != 0; members &= members - 1) {
+          const uint32_t rest = rank_key_of(i + __ffs(static_cast<int>(members)) - 1) ^ cut;
           if (rest >> known == 0) atomicAdd(memory_.histogram + (rest >> shift), 1);
         }
       });
@@ -607,10 +601,9 @@ class Selector {
     }
     // Keys at the cut, of a vector.
     const auto ties_of = [&](int32_t i, uint4 digits, uint32_t& bits) {
-      bits = at_least(digits, prefix + 1);
-      uint32_t at_cut = at_least(digits, prefix) & ~bits, ties = 0;
-      for (; at_cut != 0; at_cut &= at_cut - 1) {
-        const int e = __ffs(static_cast<int>(at_cut)) - 1;
+      uint32_t members = at_cut.members(digits, bits), ties = 0;
+      for (; members != 0; members &= members - 1) {
+        const int e = __ffs(static_cast<int>(members)) - 1;
         const uint32_t key = rank_key_of(i + e);
         if (key > cut) bits |= 1u << e;
         if (key == cut) ties |= 1u << e;
@@ -626,23 +619,23 @@ class Selector {
     });
     above = __reduce_add_sync(0xFFFFFFFFu, above);
     ties = __reduce_add_sync(0xFFFFFFFFu, ties);
-    if (lane_ == 0) {
-      memory_.warp_sums[warp_] = above;
-      memory_.warp_ties[warp_] = ties;
+    if (at.lane == 0) {
+      memory_.warp_sums[at.warp] = above;
+      memory_.warp_ties[at.warp] = ties;
     }
     __syncthreads();
-    if (warp_ == 0) {
+    if (at.warp == 0) {
       const int32_t all = sum_of_warps(memory_.warp_sums), tied = sum_of_warps(memory_.warp_ties);
-      if (lane_ == 0) memory_.totals = make_int2(tied, all);
+      if (at.lane == 0) memory_.totals = make_int2(tied, all);
     }
     sync_blocks();
-    store_before(totals_of_block(lane_));
-    if (blocks_ > 1) cluster_arrive();
+    store_before(totals_of_block(at.lane));
+    if (memory_.list.blocks > 1) cluster_arrive();
     __syncwarp();
-    int32_t tied = memory_.ties_before[warp_];
-    const int32_t before = memory_.selected_before[warp_] + min(tied, wanted);
+    int32_t tied = memory_.ties_before[at.warp];
+    if (at.lane == 0) memory_.earlier[at.warp] = at.warp == 0 ? min(tied, wanted) : 0;
     // Of the ties, the first `left` of this warp's stretch are selected.
-    tied += __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? memory_.warp_ties[lane_] : 0);
+    tied += __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? memory_.warp_ties[at.lane] : 0);
     int32_t left = min(max(wanted - tied, 0), ties);
     if (left > 0) {
       for_each_vector([&](int32_t i, uint4 digits) {
@@ -653,7 +646,7 @@ class Selector {
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
           const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-          if (lane_ >= step) sum += other;
+          if (at.lane >= step) sum += other;
         }
         for (int32_t mine = left - (sum - own); mine > 0 && tied_keys != 0; --mine) {
           bits |= tied_keys & (0u - tied_keys);
@@ -663,18 +656,20 @@ class Selector {
         left -= __shfl_sync(0xFFFFFFFFu, sum, 31);
       });
     }
-    return before;
   }
 
-  /// Writes, ascending, every key of the block that is marked; `before` are selected in blocks before it.
-  __device__ void write_selected(int32_t before) {
+  /// Writes, ascending, every key of the block that is marked.
+  __device__ void write_selected() {
+    const int32_t begin = memory_.list.begin, length = memory_.list.length;
+    const Place at;
     __syncthreads();
-    const int32_t words = (length_ + 31) / 32;
+    const int32_t before = memory_.selected_before[at.warp] + sum_of_warps(memory_.earlier);
+    const int32_t words = (length + 31) / 32;
     const int32_t of_thread = (words + kThreads - 1) / kThreads;
-    const int32_t first = thread_ * of_thread, last = min(first + of_thread, words);
+    const int32_t first = at.thread * of_thread, last = min(first + of_thread, words);
     const auto word_at = [&](int32_t w) {
-      const int32_t keys = length_ - 32 * w;
-      return keys >= 32 ? bits_[w] : bits_[w] & ((1u << keys) - 1);
+      const int32_t keys = length - 32 * w;
+      return keys >= 32 ? keys_.bits[w] : keys_.bits[w] & ((1u << keys) - 1);
     };
     int32_t own = 0;
 #pragma unroll 1
@@ -683,40 +678,45 @@ class Selector {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-      if (lane_ >= step) sum += other;
+      if (at.lane >= step) sum += other;
     }
-    if (lane_ == 31) memory_.warp_sums[warp_] = sum;
+    if (at.lane == 31) memory_.warp_sums[at.warp] = sum;
     __syncthreads();
-    before += __reduce_add_sync(0xFFFFFFFFu, lane_ < warp_ ? memory_.warp_sums[lane_] : 0);
-    int32_t* to = positions_ + budget_.sinks + before + sum - own;
+    const int32_t all = sum_of_warps(memory_.warp_sums);
+    int32_t* to = positions() + memory_.list.budget.sinks + before;
+    // Positions of neighbouring threads lie apart: many are collected where the digits were.
+    auto* collected = reinterpret_cast<int32_t*>(keys_.digits);
+    const bool collects = of_thread > 1 && 2 * all <= length;
+    int32_t* own_to = (collects ? collected : to) + sum - own +
+                      __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? memory_.warp_sums[at.lane] : 0);
 #pragma unroll 1
     for (int32_t w = first; w < last; ++w)
       for (uint32_t word = word_at(w); word != 0; word &= word - 1)
-        *to++ = begin_ + 32 * w + __ffs(static_cast<int>(word)) - 1;
+        *own_to++ = begin + 32 * w + __ffs(static_cast<int>(word)) - 1;
+    if (!collects) return;
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t j = at.thread; j < all; j += kThreads) to[j] = collected[j];
   }
 
   const DecodeCall& call_;
   const AttentionParams& p_;
   SelectMemory& memory_;
-  uint16_t* cache_;
-  uint32_t* bits_;
-  const int32_t cached_keys_;  // that shared memory has room for
-  const int rank_, thread_, lane_, warp_;
-  int blocks_ = 1;
-  int32_t* positions_ = nullptr;
-  StepBudget budget_;
-  int32_t rows_ = 0;
-  int32_t begin_ = 0, length_ = 0;  // the block's keys
+  BlockKeys keys_;
+  const int rank_;
 };
 
-__global__ void __launch_bounds__(kThreads, 2)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
     select_kernel(const __grid_constant__ DecodeCall call, int32_t cached_keys) {
   extern __shared__ __align__(16) unsigned char shared[];
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared);
-  auto* cache = reinterpret_cast<uint16_t*>(shared + sizeof(SelectMemory));
-  auto* bits = reinterpret_cast<uint32_t*>(cache + cached_keys);
-  const bool cached = cached_keys > 0;
-  Selector(call, memory, cached ? cache : nullptr, cached ? bits : nullptr, cached_keys).run();
+  auto* digits = reinterpret_cast<uint16_t*>(shared + sizeof(SelectMemory));
+  auto* whole = reinterpret_cast<uint32_t*>(digits + cached_keys);
+  const bool cached = cached_keys > 0, keeps_whole = cached && cached_keys <= kMostWholeKeys;
+  uint32_t* bits = whole + (keeps_whole ? cached_keys : 0);
+  const BlockKeys keys = {cached ? digits : nullptr, keeps_whole ? whole : nullptr, cached ? bits : nullptr};
+  Selector<kThreads>(call, memory, keys).run(cached_keys);
 }
 
 /// Keys of a block when clusters have `cluster` blocks; whole vectors.
@@ -725,14 +725,15 @@ int64_t block_keys(const DecodeCall& call, int cluster) {
   return ((call.maxima.kv_len + cluster - 1) / cluster + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-LaunchShape select_shape(const DecodeCall& call, int cluster) {
+LaunchShape select_shape(const DecodeCall& call, int threads, int cluster) {
   const int64_t keys = block_keys(call, cluster);
   LaunchShape shape;
   shape.blocks = select_lists(call) * cluster;
-  shape.threads = kThreads;
-  // Digits, and a bit a key.
-  shape.shared_bytes =
-      sizeof(SelectMemory) + (keys <= kMostCachedKeys ? static_cast<size_t>(keys * 2 + keys / 8) : 0);
+  shape.threads = threads;
+  // Digits, a bit a key, and whole keys.
+  shape.shared_bytes = sizeof(SelectMemory) +
+                       (keys <= kMostCachedKeys ? static_cast<size_t>(keys * 2 + keys / 8) : 0) +
+                       (keys <= kMostWholeKeys ? static_cast<size_t>(keys * 4) : 0);
   shape.cluster = cluster;
   return shape;
 }
@@ -747,27 +748,48 @@ int64_t select_lists(const DecodeCall& call) {
 // Large clusters, which need less, are not certain.
 bool select_needs_rank_digits(const DecodeCall& call) { return block_keys(call, kCluster) > kMostCachedKeys; }
 
+namespace {
+
+/// Turns in which all lists are done, by clusters of which a multiprocessor runs so many blocks.
+int64_t turns(const DecodeCall& call, int cluster, int blocks_of_multiprocessor) {
+  const int64_t blocks = int64_t{call.multiprocessors} * blocks_of_multiprocessor;
+  // Groups of multiprocessors are no multiple of large clusters: a sixteenth is left over.
+  const int64_t at_once = std::max<int64_t>(cluster > 2 ? blocks * 15 / 16 / cluster : blocks / cluster, 1);
+  return (select_lists(call) + at_once - 1) / at_once;
+}
+
+}  // namespace
+
 void launch_select(const DecodeCall& call, cudaStream_t stream) {
   const char* name = "decode_select";
   // Clusters do not fill all multiprocessors.
   const int64_t lists = select_lists(call), room = int64_t{2} * call.multiprocessors * 7 / 8;
   // Fewer blocks a list where they would not run at once anyway: what a list costs besides its keys is paid
-  // less often.
-  // Nor more blocks than have keys for all of their threads.
+  // less often. Nor more blocks than have keys for all of their threads.
   int cluster = kCluster;
-  while (cluster > 1 && (lists * cluster > room || block_keys(call, cluster) < kThreads * kVector) &&
+  while (cluster > 1 && (lists * cluster > room || block_keys(call, cluster) < kFewThreads * kVector) &&
          block_keys(call, cluster / 2) <= kPreferredKeys)
     cluster /= 2;
-  LaunchShape shape = select_shape(call, cluster);
-  // Large clusters for few lists, and for keys that would not fit into the shared memory of a small one.
+  // Lists that nobody needs are done at once.
+  const bool few_needed = call.params.role == Role::kLayer0 && call.params.needed != nullptr;
+  LaunchShape shape = select_shape(call, kFewThreads, cluster);
+  auto kernel = select_kernel<kFewThreads>;
   if ((lists * kLargeCluster <= call.multiprocessors &&
-       block_keys(call, kLargeCluster) >= kThreads * kVector) ||
+       block_keys(call, kLargeCluster) >= kFewThreads * kVector) ||
       select_needs_rank_digits(call)) {
-    const LaunchShape large = select_shape(call, kLargeCluster);
-    if (fits(name, select_kernel, large)) shape = large;
+    // Large clusters for few lists, and for keys that would not fit into the shared memory of a small one.
+    const LaunchShape large = select_shape(call, kFewThreads, kLargeCluster);
+    if (fits(name, kernel, large)) shape = large;
+  } else if (cluster > 1 && lists * cluster > room && !few_needed &&
+             block_keys(call, cluster / 2) <= kMostCachedKeys &&
+             4 * turns(call, cluster / 2, 1) <=
+                 3 * turns(call, cluster, block_keys(call, cluster) <= kPreferredKeys ? 2 : 1)) {
+    // Half as many blocks of twice as many threads, as that saves a quarter of the turns.
+    shape = select_shape(call, kManyThreads, cluster / 2);
+    kernel = select_kernel<kManyThreads>;
   }
   const int64_t keys = block_keys(call, shape.cluster);
-  launch(name, select_kernel, shape, stream, call, static_cast<int32_t>(keys <= kMostCachedKeys ? keys : 0));
+  launch(name, kernel, shape, stream, call, static_cast<int32_t>(keys <= kMostCachedKeys ? keys : 0));
 }
 
 }  // namespace kascade::cuda

@@ -366,6 +366,16 @@ void test_long() {
     c.name = text("128K, role %d", int(role));
     run_case(c, Placement{.paged = true, .page_size = 64});
   }
+  // So few multiprocessors that blocks of many threads select.
+  for (const Values values : {Values::kNormal, Values::kEqualScores, Values::kOneHuge, Values::kMassTies}) {
+    Case c;
+    c.role = Role::kAnchor;
+    c.values = values;
+    c.q_lens = {3};
+    c.kv_lens = {81003};
+    c.name = text("81003 keys, 4 multiprocessors, values %d", int(values));
+    run_case(c, Placement{.multiprocessors = 4});
+  }
   Case c;
   c.role = Role::kAnchor;
   c.query_heads = 1;

@@ -27,6 +27,12 @@ __device__ inline void cluster_sync() {
 __device__ inline int cluster_size() {
   return static_cast<int>(cooperative_groups::cluster_group::num_blocks());
 }
+/// Of the cluster among those of the grid, which has one dimension.
+__device__ inline int cluster_index() {
+  int index;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
 __device__ inline int cluster_rank() {
   return static_cast<int>(cooperative_groups::cluster_group::block_rank());
 }
