@@ -14,6 +14,7 @@
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/ptx/async_copy.cuh"
 
 namespace kascade {
 namespace cuda {
@@ -22,6 +23,9 @@ namespace {
 constexpr size_t kAlignment = 256;
 // Rows of scores are padded to whole sectors of memory.
 constexpr int kScorePadding = 32;
+// Bytes of stored scores up to which keys make room for them in the second-level cache (measured); the more
+// there are, the fewer stay.
+constexpr int64_t kMostKeptScores = int64_t{96} << 20;
 constexpr double kLog2E = 1.4426950408889634;
 
 int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -79,8 +83,8 @@ SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows) {
   switch (pass) {
     case Pass::kScore:
       rule.units = 2048;
-      rule.least = 256;
-      rule.most = 1024;
+      rule.least = 128;
+      rule.most = 256;
       break;
     case Pass::kDense:
       rule.units = 1024;
@@ -97,14 +101,12 @@ SplitRule split_rule(Pass pass, int32_t head_dim, int32_t lists, int32_t rows) {
   rule.least = rule.least * 128 / head_dim;
   rule.most = rule.most * 128 / head_dim;
   rule.lists = lists;
-  // Without values a unit leaves a few bytes, and long units end far apart.
-  rule.takes_groups = pass != Pass::kScore;
   return rule;
 }
 
 /// Batches up to this find their units of work in every block, which saves a kernel, and deal them out in
 /// turn, which longer passes do less evenly than a counter.
-int32_t most_self_scheduled(Role role) { return attends_to_sets(role) ? 8 : 2; }
+int32_t most_self_scheduled(Role role) { return role == Role::kReuse ? 8 : role == Role::kAnchor ? 4 : 2; }
 static_assert(kMostSelfScheduled >= 8);
 
 DecodeCall make_call(const AttentionParams& p) {
@@ -129,6 +131,12 @@ DecodeCall make_call(const AttentionParams& p) {
   if (p.page_size > 0 && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.self_scheduled = int64_t{p.batch} * call.tiles <= most_self_scheduled(p.role);
+  // Without values a unit leaves a few bytes, and long units end far apart: a warp merges groups only where
+  // splits need not be cut short at `most` keys, and none that are dealt out.
+  if (p.role == Role::kAnchor)
+    call.dense_rule.most_grouped = call.self_scheduled ? 0 : call.dense_rule.units / call.dense_rule.lists;
+  const int64_t score_bytes = int64_t{p.max_total_q} * p.query_heads * call.score_stride * 9 / 4;
+  call.key_policy = score_bytes <= kMostKeptScores ? kEvictFirst : kEvictNormal;
   const int64_t pages = p.page_table != nullptr ? -1 : 0;  // strides of pages that are not there count as 0
   const int64_t k_page = p.k_page_stride & pages, v_page = p.v_page_stride & pages;
   const auto strides = static_cast<uint64_t>(p.k_token_stride | p.v_token_stride | k_page | v_page);

@@ -38,9 +38,9 @@ struct SplitRule {
   int32_t most = 0;
   int32_t lists = 0;  // of one tile
   // How units are cut.
-  int32_t warps = 0;            // of the pass
-  int32_t block_groups = 0;     // that the blocks of a call of a single tile may share out, one each or more
-  bool takes_groups = false;    // a warp may merge a group
+  int32_t warps = 0;         // of the pass
+  int32_t block_groups = 0;  // that the blocks of a call of a single tile may share out, one each or more
+  int32_t most_grouped = INT32_MAX;  // splits of a list whose groups a warp may merge
   bool many_of_a_call = false;  // units may be several splits, or groups, as a call's splits part among warps
 };
 /// For a >= 0, b > 0.
@@ -78,7 +78,7 @@ struct UnitCut {
 __host__ __device__ inline UnitCut cut_units(const SplitRule& rule, int32_t splits, int32_t b, int32_t batch,
                                              int32_t in_call) {
   const int32_t groups = divide_up(splits, kSplitGroup) * rule.lists;
-  if (groups == 0 || !rule.takes_groups) return {1, GroupMerge::kNobody};
+  if (groups == 0 || splits > rule.most_grouped) return {1, GroupMerge::kNobody};
   // Fewer groups than for half of the blocks leave too many warps idle.
   if (groups <= rule.block_groups && 2 * groups >= rule.block_groups) return {1, GroupMerge::kBlock};
   if (rule.many_of_a_call && in_call > 0) {
@@ -149,6 +149,7 @@ struct DecodeCall {
   // Strides of tokens and pages in the largest power of two of bytes that divides all of them, so that 32
   // bits reach anywhere.
   uint32_t stride_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
+  uint64_t key_policy = 0;      // of copies of K in the pass without values
   int32_t multiprocessors = 0;  // that the passes over keys may fill
 
   // Workspace. Row index: (row of q) * H + head. An anchor's two passes use the partial results one after the

@@ -162,6 +162,7 @@ __device__ void find_unit(const DecodeCall& call, const int32_t* block_units, co
   }
   if (index >= end) unit.chunks = 0;
   unit.next = next_dealt(index);
+  if (unit.next >= end) unit.next = -1;
   if (lane == 0) slot = unit;
   if (unit.chunks == 0) return;
   constexpr int kLines = D * 2 / 128;
@@ -298,10 +299,10 @@ class Fetcher {
         const int key = i * kKeysAtOnce, row = tile_row(key);
         const uint32_t to = lane_base + (lane_piece ^ static_cast<uint32_t>((row & 7) << 4)) + row * D * 2;
         const uint32_t from_k = __shfl_sync(kFullWarp, k_offset_, first + key + own_key);
-        copy_async_16(to, address(k_, from_k), 16);
+        copy_async_16(to, address(k_, from_k), 16, policy());
         if constexpr (pass != Pass::kScore) {
           const uint32_t from_v = __shfl_sync(kFullWarp, v_offset_, first + key + own_key);
-          copy_async_16(to + Shape::kTileBytes, address(v_, from_v), 16);
+          copy_async_16(to + Shape::kTileBytes, address(v_, from_v), 16, policy());
         }
       }
     } else {
@@ -310,10 +311,10 @@ class Fetcher {
         const uint32_t bytes = (exists >> key & 1u) * 16;
         const uint32_t to = base + piece_offset<D>(tile_row(key), piece);
         const uint32_t from_k = __shfl_sync(kFullWarp, k_offset_, first + key);
-        copy_async_16(to, address(k_, from_k), bytes);
+        copy_async_16(to, address(k_, from_k), bytes, policy());
         if constexpr (pass != Pass::kScore) {
           const uint32_t from_v = __shfl_sync(kFullWarp, v_offset_, first + key);
-          copy_async_16(to + Shape::kTileBytes, address(v_, from_v), bytes);
+          copy_async_16(to + Shape::kTileBytes, address(v_, from_v), bytes, policy());
         }
       }
     }
@@ -324,6 +325,9 @@ class Fetcher {
   }
 
  private:
+  /// Keys give way to what other kernels of the call read again.
+  __device__ uint64_t policy() const { return pass == Pass::kScore ? call_.key_policy : kEvictFirst; }
+
   __device__ const void* address(const T* base, uint32_t offset) const {
     return reinterpret_cast<const char*>(base) + uint64_t{offset} * call_.stride_unit;
   }
@@ -420,7 +424,7 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
   Unit* units = memory.units[warp];
   int32_t found = 0, begun = 0, done = 0;  // units of this warp
   int32_t ticket = 0;
-  bool more = true;
+  bool more = true, waits = true;
   int fetched = 0, consumed = 0;   // chunks of this warp
   int fetch_stage = 0, stage = 0;  // both counts modulo kStages
   // While the first warp looks at the lengths, the others fetch a chunk without keys or compute one, which
@@ -439,6 +443,15 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
   }
 #pragma unroll 1
   for (;;) {
+    // A unit's query rows are asked for before its keys are, behind which they would wait.
+    if (computer.idle() && (done < found || rehearsal == kComputing))
+      computer.begin(units[done % Shape::kUnitSlots],
+                     shares_group || rehearsal != kNone ? shared_address(memory.stages[warp][0]) : 0);
+    if (waits && found > 0) {
+      wait_for_previous_kernel();
+      allow_next_kernel();
+      waits = false;
+    }
 #pragma unroll 1
     while (fetched < consumed + Shape::kStages && rehearsal != kComputing) {
       if (fetcher.done()) {
@@ -469,14 +482,15 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
       find_unit<D, pass>(call, memory.unit_begin, memory.tiles, index, counter,
                          found > 0 || !early || call.params.role == Role::kReuse, unit);
       __syncwarp();
-      if (found == 0) {
+      more = unit.chunks > 0;
+      if (found == 0 && (!early || !more)) {
         if (early) wait_for_previous_kernel();
         allow_next_kernel();
+        waits = false;
       }
-      more = unit.chunks > 0;
       if (more) ++found;
       const bool continues = more && fetched < consumed + Shape::kStages;
-      if (shares_group) more = false;
+      if (shares_group || (call.self_scheduled && unit.next < 0)) more = false;
       // Of the unit after that; the answer has time until then.
       if (more && !call.self_scheduled && lane == 0) ticket = atomicAdd(counter, 1);
       if (continues) continue;
@@ -489,9 +503,6 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
       continue;
     }
     if (fetched == consumed && rehearsal == kNone) break;
-    const Unit& unit = units[done % Shape::kUnitSlots];
-    if (computer.idle())
-      computer.begin(unit, shares_group || rehearsal != kNone ? shared_address(memory.stages[warp][0]) : 0);
     if (rehearsal != kNone) computer.rehearse();
     wait_copies_below<Shape::kStages - 1>(fetched - consumed - 1);
     __syncwarp();
@@ -505,7 +516,7 @@ __global__ void __launch_bounds__(AttendShape<D, kRows, pass>::kThreads, AttendS
     ++consumed;
     stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     if (computer.idle()) {
-      computer.finish(unit);
+      computer.finish(units[done % Shape::kUnitSlots]);
       ++done;
     }
   }

@@ -53,6 +53,14 @@ class ScoreComputer {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        top_[t][half] = group_top_[t][half] = -INFINITY;
+        sum_[t][half] = group_sum_[t][half] = 0;
+        if (t * 16 + half * 8 >= unit.rows) {
+          limit_[t][half] = row_[t][half] = 0;
+#pragma unroll
+          for (int step = 0; step < D / 16; ++step) q_[t][step][half] = q_[t][step][half + 2] = 0;
+          continue;
+        }
         const int i = row_of(t, half);
         const bool exists = i < unit.rows;
         const int n = unit.first + i;
@@ -66,8 +74,6 @@ class ScoreComputer {
           q_[t][step][half] = exists ? q[step * 8 + lane_ % 4] : 0;
           q_[t][step][half + 2] = exists ? q[step * 8 + 4 + lane_ % 4] : 0;
         }
-        top_[t][half] = group_top_[t][half] = -INFINITY;
-        sum_[t][half] = group_sum_[t][half] = 0;
       }
   }
 

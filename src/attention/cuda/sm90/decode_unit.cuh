@@ -44,7 +44,7 @@ struct Unit {
   int32_t kv_head;
   int32_t sequence;
   int32_t kv_begin;   // first key of a packed sequence
-  int32_t next;       // index that the warp's next unit may have, when units are dealt out in turn
+  int32_t next;       // index that the warp's next unit may have when units are dealt out in turn; -1: none
   int64_t set_begin;  // of its members in positions
 };
 

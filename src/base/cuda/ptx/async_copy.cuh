@@ -23,6 +23,16 @@ __device__ inline void copy_async_16(uint32_t shared, const void* global, uint32
                : "memory");
 }
 
+// How soon a copied line leaves the second-level cache: before all others, or like them (what `createpolicy`
+// makes).
+constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictNormal = 0x1000000000000000;
+/// The same with such a policy.
+__device__ inline void copy_async_16(uint32_t shared, const void* global, uint32_t bytes, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `pending` of the thread's latest groups are unfinished.
@@ -41,7 +51,7 @@ __device__ inline int32_t load_if(bool wanted, const int32_t* global, int32_t ot
   return x;
 }
 
-/// Loads four bytes into the first-level cache and waits for nothing.
+/// Loads the 32-byte sector that four bytes lie in into the first-level cache and waits for nothing.
 __device__ inline void touch(const void* global) {
   [[maybe_unused]] uint32_t unused;
   asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(unused) : "l"(global));
