@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the CUDA library and its test program with nvcc alone (no CMake packages needed), then runs what is asked for.
-# run.sh OUTPUT_FOLDER [test] [sanitize] [bench ARGS...]; FMT_INCLUDE names the folder that has fmt/format.h,
+# run.sh OUTPUT_FOLDER [test] [sanitize] [bench | bench_prefill ARGS...]; FMT_INCLUDE names the folder that has fmt/format.h,
 # where the compiler does not find it.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -46,6 +46,10 @@ while [ $# -gt 0 ]; do
     bench)
       shift
       exec python3 bench/compare_h200/compare.py --library "$build/libkascade_cuda.so" --output "$output/decode.json" "$@" ;;
+    bench_prefill)
+      shift
+      exec python3 bench/compare_h200/compare_prefill.py --library "$build/libkascade_cuda.so" \
+        --output "$output/prefill.json" "$@" ;;
   esac
   shift
 done

@@ -15,7 +15,8 @@ bool same(const Outcome& a, const Outcome& b);
 /// One case on one placement, checked in full; returns the result.
 Outcome run_case(const Case& c, const Placement& placement);
 
-void test_prefill_instantiations();
+void test_prefill_bf16_instantiations();
+void test_prefill_fp16_instantiations();
 void test_prefill_shapes();
 void test_prefill_lengths();
 void test_prefill_budgets_and_owners();
