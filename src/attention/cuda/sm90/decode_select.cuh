@@ -20,7 +20,7 @@ static_assert(kMostWarps <= 32, "a lane stands for a warp in sums over warps");
 constexpr int kGroupRows = 4;
 // The first histogram has a bin for weights that agree to 1/128, in a window of 32 powers of two below the
 // largest cut possible; in the rare case that the cut lies elsewhere, keys are weighed again with another
-// window. Blocks keep the digits of their keys, eights of bins. Keys that share the cut's bin, or digit, are
+// window. Blocks keep the digits of their keys, eighths of bins. Keys that share the cut's bin, or digit, are
 // few and are searched for the cut; if they are too many, histograms of 12 and 1 further bits decide.
 constexpr int kBins = 4096;
 constexpr int kBinDigits = 8;

@@ -292,7 +292,7 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
     p.own_tile_mass = own_mass_.as<float>();
   }
   place_keys(c, data, placement);
-  if (placement.multiprocessors > 0)
+  if (placement.multiprocessors != 0)
     spare_multiprocessors_ = std::max(0, cuda::multiprocessors("test") - placement.multiprocessors);
   workspace_ = DeviceBuffer(cuda_attention_workspace_bytes(p));
 }

@@ -44,7 +44,7 @@ struct Placement {
   int64_t spare_pages = 3;  // pages of NaN, so that physical pages reach further
   uint64_t seed = 7;
   int32_t slack = 0;            // added to every stated maximum and to capacity
-  int32_t multiprocessors = 0;  // that calls may use; 0: all
+  int32_t multiprocessors = 0;  // that calls may use; 0: all; below 0: more are spared than there are
 };
 
 /// Host data of a case, packed: q [total_q, H, D], k and v [total_kv, G, D], 16-bit.

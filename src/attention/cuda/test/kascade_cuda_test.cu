@@ -683,7 +683,7 @@ void test_spare_multiprocessors() {
       const Outcome all = run_case(c, Placement{});
       try {
         const HostData data = make_data(c);
-        for (const int few : {33, 20, 16, 11, 8, 4, 2, 1}) {
+        for (const int few : {33, 20, 16, 11, 8, 4, 2, 1, -1000}) {
           current = text("%s, %d left", c.name.c_str(), few);
           DeviceRun run(c, data, Placement{.paged = few % 2 == 0, .multiprocessors = few});
           run.launch();
@@ -723,9 +723,26 @@ void test_instantiations() {
         }
 }
 
+/// Selection by clusters of two blocks, of few threads and of many, which the short lists of the
+/// instantiations never come to; no more keys than that takes, for the sanitizers.
+void test_selection_in_clusters() {
+  for (const int keys : {9000, 66003})
+    for (const Values values : {Values::kNormal, Values::kEqualScores}) {
+      Case c;
+      c.role = Role::kAnchor;
+      c.query_heads = c.kv_heads = 2;
+      c.values = values;
+      c.q_lens = {1};
+      c.kv_lens = {keys};
+      c.name = text("clusters, %d keys, values %d", keys, int(values));
+      run_case(c, Placement{.multiprocessors = 4});
+    }
+}
+
 const Registered kTests[] = {
     {10, "refusals", test_refusals, "host all sanitize"},
     {10, "decode instantiations", test_instantiations, "all sanitize"},
+    {10, "decode selection in clusters", test_selection_in_clusters, "all sanitize"},
     {10, "roles and shapes", test_roles_and_shapes, "all"},
     {10, "lengths", test_lengths, "all"},
     {10, "budgets and owners", test_budgets_and_owners, "all"},
