@@ -7,6 +7,7 @@
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/decode_cut.cuh"
+#include "attention/cuda/sm90/decode_histogram.cuh"
 #include "attention/cuda/sm90/decode_select.cuh"
 #include "attention/cuda/sm90/decode_weigh.cuh"
 #include "base/cuda/launch.h"
@@ -16,10 +17,6 @@
 namespace kascade::cuda {
 namespace {
 
-// Blocks of a cluster, powers of two: as many as any GPU of this generation takes, and as many as most do.
-constexpr int kCluster = 8;
-constexpr int kLargeCluster = 16;
-static_assert(kLargeCluster <= kFewThreads / 32, "a warp reads one other block's keys");
 // Keys of a block are a multiple of this, whole words of bits.
 constexpr int kShareMultiple = 32;
 constexpr int kSecondShift = 1;
@@ -47,7 +44,7 @@ class Selector {
   /// cached_keys: that shared memory has room for.
   __device__ void run(int32_t cached_keys) {
     const Place at;
-    clear_histogram();
+    clear_histogram<kThreads>(memory_);
     // By one warp: what every warp computes, all of them wait for.
     if (at.warp == 0) find_list(cached_keys);
     __syncthreads();
@@ -124,23 +121,6 @@ class Selector {
   }
 
   __device__ int32_t* positions() const { return p_.positions + memory_.list.index * p_.capacity; }
-
-  __device__ void sync_blocks() const {
-    if (memory_.list.blocks > 1) {
-      cluster_arrive_own();
-      cluster_wait();
-    } else {
-      __syncthreads();
-    }
-  }
-
-  __device__ void clear_histogram() {
-    const Place at;
-    static_assert(kBins % (kThreads * 4) == 0);
-#pragma unroll
-    for (int i = 0; i < kBins; i += kThreads * 4)
-      *reinterpret_cast<int4*>(memory_.histogram + i + at.thread * 4) = make_int4(0, 0, 0, 0);
-  }
 
   /// Log-sum-exp (log2) of the pooled rows over all keys they see, from the partial results of the score
   /// pass.
@@ -253,12 +233,12 @@ class Selector {
 #pragma unroll 1
     for (;;) {
       weigh(base);
-      found = find_bin(ranked);
+      found = find_bin(memory_, ranked);
       const bool is_below = found.bin == 0 && base > 0;
       if (!unlikely(is_below || (found.bin == kBins - 1 && base + kBins - 1 < kMostBin))) break;
       base = max(is_below ? base - (kBins - 2) : base + (kBins - 2), 0);
-      sync_blocks();  // others may still read the histogram
-      clear_histogram();
+      sync_blocks(memory_);  // others may still read the histogram
+      clear_histogram<kThreads>(memory_);
       __syncthreads();
     }
     AtCut at_cut = {static_cast<uint32_t>(found.bin * kBinDigits),
@@ -286,7 +266,7 @@ class Selector {
         atomicAdd(memory_.digit_counts + digit_at(digits, __ffs(static_cast<int>(members)) - 1) % kBinDigits,
                   1);
     });
-    sync_blocks();
+    sync_blocks(memory_);
     if (at.warp == 0) {
       // A lane looks at a digit of some of the blocks, the highest digit first.
       static_assert(kBinDigits == 8);
@@ -384,14 +364,6 @@ class Selector {
     }
   }
 
-  /// Bin 0 is left out: it may hold most keys, which would wait for each other.
-  __device__ static void count_bin(uint32_t histogram, uint32_t place) {
-    const uint32_t at = histogram + (place >> kBinShift) * 4;
-    asm volatile("{\n.reg .pred p;\nsetp.ge.u32 p, %0, %2;\n@p red.shared.add.u32 [%1], 1;\n}\n" ::"r"(place),
-                 "r"(at), "n"(1 << kBinShift)
-                 : "memory");
-  }
-
   /// f(i, digits) for every run of kVector keys, each warp over a stretch of its own; all lanes stay
   /// together.
   template <class F>
@@ -411,73 +383,6 @@ class Selector {
   __device__ void store_bits(int32_t i, uint32_t bits) const {
     if (i < memory_.list.length)
       reinterpret_cast<uint8_t*>(keys_.bits)[i / kVector] = static_cast<uint8_t>(bits);
-  }
-
-  /// Adds up the blocks' histograms and finds the bin of the wanted-th largest key. Keys that are in no bin
-  /// count as bin 0.
-  __device__ Found find_bin(int32_t wanted) {
-    const Place at;
-    __syncthreads();
-    if (at.thread < kRuns) {
-      const int4* bins = reinterpret_cast<const int4*>(memory_.histogram + at.thread * kRun);
-      int32_t sum = 0;
-#pragma unroll
-      for (int i = 0; i < kRun / 4; ++i) sum += (bins[i].x + bins[i].y) + (bins[i].z + bins[i].w);
-      memory_.runs[at.thread] = sum;
-    }
-    sync_blocks();
-    // Thread t looks at the runs from the top.
-    const int run = kRuns - 1 - at.thread;
-    int32_t own = 0, sum = 0;
-    if (at.thread < kRuns) {
-      own = sum_over_blocks(&memory_.runs[run]);
-      sum = own;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-        if (at.lane >= step) sum += other;
-      }
-      if (at.lane == 31) memory_.warp_sums[at.warp] = sum;
-    }
-    __syncthreads();
-    if (at.thread < kRuns) {
-      const int32_t of_warps = at.lane < at.warp ? memory_.warp_sums[at.lane] : 0;
-      const int32_t above = __reduce_add_sync(0xFFFFFFFFu, of_warps) + sum - own;
-      const unsigned here = __ballot_sync(0xFFFFFFFFu, above < wanted && wanted <= above + own);
-      // The warp that has the run looks at its bins.
-      if (here != 0) {
-        const int lane = __ffs(static_cast<int>(here)) - 1;
-        const int bin = (kRuns - 1 - at.warp * 32 - lane) * kRun + kRun - 1 - at.lane;
-        const int32_t count = at.lane < kRun ? sum_over_blocks(&memory_.histogram[bin]) : 0;
-        int32_t up_to = count;
-#pragma unroll
-        for (int step = 1; step < kRun; step *= 2) {
-          const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
-          if (at.lane >= step) up_to += other;
-        }
-        const int32_t above_bin = __shfl_sync(0xFFFFFFFFu, above, lane) + up_to - count;
-        if (at.lane < kRun && above_bin < wanted && wanted <= above_bin + count)
-          memory_.found = {bin, above_bin, count};
-      }
-      if (run == 0 && wanted > above + own) memory_.found = {0, above + own, INT32_MAX};
-    }
-    __syncthreads();
-    return memory_.found;
-  }
-
-  /// The sum of what *mine is in the blocks' memories.
-  __device__ int32_t sum_over_blocks(int32_t* mine) const {
-    const int32_t blocks = memory_.list.blocks;
-    int32_t sum = 0;
-#pragma unroll 1
-    for (int first = 0; first < blocks; first += kCluster) {
-      int32_t of_block[kCluster];
-#pragma unroll
-      for (int j = 0; j < kCluster; ++j) of_block[j] = first + j < blocks ? *in_block(mine, first + j) : 0;
-#pragma unroll
-      for (int j = 0; j < kCluster; ++j) sum += of_block[j];
-    }
-    return sum;
   }
 
   /// The sum over the block's warps.
@@ -557,7 +462,7 @@ class Selector {
       __syncthreads();
       weigh_candidates();
     }
-    sync_blocks();
+    sync_blocks(memory_);
     const int2 totals = totals_of_block(at.lane);
     store_before(totals);
     if (at.warp < memory_.list.blocks) {
@@ -585,8 +490,8 @@ class Selector {
     int32_t wanted = at_cut.wanted;
 #pragma unroll 1
     for (int shift = kSecondShift, known = kDigitShift; known > 0; known = shift, shift = 0) {
-      sync_blocks();  // others may still read the histogram
-      clear_histogram();
+      sync_blocks(memory_);  // others may still read the histogram
+      clear_histogram<kThreads>(memory_);
       __syncthreads();
       for_each_vector([&](int32_t i, uint4 digits) {
         uint32_t above, members = at_cut.members(digits, above);
@@ -595,7 +500,7 @@ class Selector {
           if (rest >> known == 0) atomicAdd(memory_.histogram + (rest >> shift), 1);
         }
       });
-      const Found found = find_bin(wanted);
+      const Found found = find_bin(memory_, wanted);
       cut |= static_cast<uint32_t>(found.bin) << shift;
       wanted -= found.above;
     }
@@ -628,7 +533,7 @@ class Selector {
       const int32_t all = sum_of_warps(memory_.warp_sums), tied = sum_of_warps(memory_.warp_ties);
       if (at.lane == 0) memory_.totals = make_int2(tied, all);
     }
-    sync_blocks();
+    sync_blocks(memory_);
     store_before(totals_of_block(at.lane));
     if (memory_.list.blocks > 1) cluster_arrive();
     __syncwarp();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of a decode call's selection keep in shared memory.
+// What the blocks of a decode call's selection keep in shared memory, and how they wait for each other.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/decode_cut.cuh"
 #include "attention/cuda/sm90/decode_weigh.cuh"
+#include "base/cuda/ptx/cluster.cuh"
 
 namespace kascade::cuda {
 
@@ -16,6 +17,10 @@ constexpr int kFewThreads = 512;
 constexpr int kManyThreads = 1024;
 constexpr int kMostWarps = kManyThreads / 32;
 static_assert(kMostWarps <= 32, "a lane stands for a warp in sums over warps");
+// Blocks of a cluster, powers of two: as many as any GPU of this generation takes, and as many as most do.
+constexpr int kCluster = 8;
+constexpr int kLargeCluster = 16;
+static_assert(kLargeCluster <= kFewThreads / 32, "a warp reads one other block's keys");
 // Rows that are weighed together, and fetched together.
 constexpr int kGroupRows = 4;
 // The first histogram has a bin for weights that agree to 1/128, in a window of 32 powers of two below the
@@ -74,5 +79,15 @@ struct alignas(16) SelectMemory {
   Cut cut;
   SelectList list;
 };
+
+/// Until the blocks that share the list's keys have all come here.
+__device__ inline void sync_blocks(const SelectMemory& memory) {
+  if (memory.list.blocks > 1) {
+    cluster_arrive_own();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
 
 }  // namespace kascade::cuda
