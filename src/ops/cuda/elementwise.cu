@@ -6,6 +6,7 @@
 
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/warp.cuh"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {
@@ -90,12 +91,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // ---- norm
-
-__device__ float warp_sum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
 
 __device__ float block_sum(float x, float* scratch) {
   x = warp_sum(x);
@@ -205,7 +200,7 @@ __device__ uint64_t rank_key(float x, int64_t index) {
 
 __device__ uint64_t warp_max(uint64_t x) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(~0u, x, offset));
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(kFullWarp, x, offset));
   return x;
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/warp.cuh"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {
@@ -138,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (call.q_norm != nullptr || call.k_norm != nullptr)
-    for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+      squares += __shfl_xor_sync(kFullWarp, squares, offset);
   if (!inside || slot < 0) return;
 
   __nv_bfloat16* to = at;

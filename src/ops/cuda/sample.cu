@@ -4,6 +4,7 @@
 // of counts or masses.
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/warp.cuh"
 #include "ops/cuda/sample.h"
 
 namespace kascade::cuda {
@@ -33,8 +34,7 @@ struct Shared {
 
 /// Sum over the block, to every thread.
 __device__ uint64_t block_sum(uint64_t value, Shared& shared) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  value = warp_sum(value);
   if (threadIdx.x % 32 == 0) shared.warps[threadIdx.x / 32] = value;
   __syncthreads();
   uint64_t sum = 0;
@@ -45,12 +45,7 @@ __device__ uint64_t block_sum(uint64_t value, Shared& shared) {
 
 /// Sum over the threads before this one.
 __device__ uint64_t sum_before(uint64_t value, Shared& shared) {
-  uint64_t running = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint64_t other = __shfl_up_sync(~0u, running, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) running += other;
-  }
+  uint64_t running = sum_up_to(value, static_cast<int>(threadIdx.x % 32));
   if (threadIdx.x % 32 == 31) shared.warps[threadIdx.x / 32] = running;
   __syncthreads();
   for (unsigned warp = 0; warp < threadIdx.x / 32; ++warp) running += shared.warps[warp];
@@ -85,7 +80,7 @@ class Row {
   __device__ bool find_largest() {
     uint32_t best = 0;
     for (int i = threadIdx.x; i < vocabulary_; i += kThreads) best = max(best, rank_key(logits_[i]));
-    best = __reduce_max_sync(~0u, best);
+    best = __reduce_max_sync(kFullWarp, best);
     if (threadIdx.x % 32 == 0) shared_.warps[threadIdx.x / 32] = best;
     __syncthreads();
     for (const uint64_t other : shared_.warps) best = max(best, static_cast<uint32_t>(other));
@@ -98,7 +93,7 @@ class Row {
     uint32_t first = ~0u;
     for (int i = threadIdx.x; i < vocabulary_; i += kThreads)
       if (rank_key(logits_[i]) == key) first = min(first, static_cast<uint32_t>(i));
-    first = __reduce_min_sync(~0u, first);
+    first = __reduce_min_sync(kFullWarp, first);
     if (threadIdx.x % 32 == 0) shared_.warps[threadIdx.x / 32] = first;
     __syncthreads();
     for (const uint64_t other : shared_.warps) first = min(first, static_cast<uint32_t>(other));
@@ -144,7 +139,7 @@ class Row {
   /// Adds up what the lanes of a warp have for the same bin before it goes to shared memory: most logits
   /// share their first digit.
   __device__ void add_to_bin(uint32_t bin, uint64_t amount) {
-    const unsigned active = __ballot_sync(~0u, amount > 0);
+    const unsigned active = __ballot_sync(kFullWarp, amount > 0);
     if (amount == 0) return;
     const unsigned peers = __match_any_sync(active, bin);
     // Amounts are below 2^41: thirty-two of either half stay below 2^32.

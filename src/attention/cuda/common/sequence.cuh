@@ -8,6 +8,7 @@
 
 #include "attention/cuda/common/call.h"
 #include "base/cuda/ptx/mma.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 
@@ -168,7 +169,7 @@ __device__ inline int32_t longest_list(const DecodeCall& call, const StepSequenc
 /// The same for a warp.
 __device__ inline int32_t longest_list(const DecodeCall& call, const StepSequence& s, const StepTile& tile) {
   return longest_list<1>(call, s, tile, static_cast<int32_t>(threadIdx.x) % 32, 32,
-                         [](int32_t own) { return __reduce_max_sync(0xFFFFFFFFu, own); });
+                         [](int32_t own) { return __reduce_max_sync(kFullWarp, own); });
 }
 
 /// A tile whose units are not cut yet; longest: keys of its longest list.
@@ -243,13 +244,18 @@ __device__ inline void schedule_tile(const DecodeCall& call, int32_t entry, int3
 /// Lanes of a warp that share a tile when the warp looks at all `entries` tiles at once, a power of two.
 __device__ inline int32_t lanes_of_tile(int32_t entries) { return 32 >> (32 - __clz(entries - 1)); }
 
+/// The lanes that share tile `entry` then.
+__device__ inline unsigned tile_mask(int32_t lanes, int32_t entry) {
+  return (lanes == 32 ? kFullWarp : (1u << lanes) - 1) << (entry * lanes);
+}
+
 /// Splits of all lists of a self-scheduled call, by a warp.
 __device__ inline int32_t splits_in_call(const DecodeCall& call) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, entries = call.params.batch * call.tiles;
   const int32_t lanes = lanes_of_tile(entries), entry = lane / lanes, b = entry / call.tiles;
   int32_t splits = 0;
   if (entry < entries) {
-    const unsigned together = (lanes == 32 ? 0xFFFFFFFFu : (1u << lanes) - 1) << (entry * lanes);
+    const unsigned together = tile_mask(lanes, entry);
     const StepSequence s = load_sequence(call, b);
     if (entry - b * call.tiles < s.tiles) {
       const StepTile tile = load_tile(call, s, b, entry - b * call.tiles);
@@ -258,7 +264,7 @@ __device__ inline int32_t splits_in_call(const DecodeCall& call) {
       splits = split_count(call.sparse_rule, longest) * call.readers;
     }
   }
-  return __reduce_add_sync(0xFFFFFFFFu, lane % lanes == 0 ? splits : 0);
+  return __reduce_add_sync(kFullWarp, lane % lanes == 0 ? splits : 0);
 }
 
 /// Adds what another part of a row's keys left to what came before: the largest score (finite once added) and
@@ -307,10 +313,9 @@ __device__ inline RowStats merge_stats(const float2* parts, int32_t splits, bool
     add(top, total, all);
   }
   float all = fmaxf(top, -FLT_MAX);
-  for (int step = 16; step > 0; step /= 2) all = fmaxf(all, __shfl_xor_sync(0xFFFFFFFFu, all, step));
+  for (int step = 16; step > 0; step /= 2) all = fmaxf(all, __shfl_xor_sync(kFullWarp, all, step));
   total *= exp2_fast(top - all);
-  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
-  return {all, total};
+  return {all, warp_sum(total)};
 }
 
 /// find_sequence() by a whole warp: 32 probes at a time.
@@ -320,7 +325,7 @@ __device__ inline int32_t find_by_warp(const int32_t* begin, int32_t count, int3
 #pragma unroll 1
   while (count > 1) {
     const int32_t step = divide_up(count, 32), at = lane * step;
-    const unsigned before = __ballot_sync(0xFFFFFFFFu, at < count && begin[low + at] <= x);
+    const unsigned before = __ballot_sync(kFullWarp, at < count && begin[low + at] <= x);
     const int32_t skipped = (__popc(before) - 1) * step;
     low += skipped;
     count = min(step, count - skipped);

@@ -13,6 +13,7 @@
 #include "attention/cuda/sm90/decode_unit.cuh"
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 
@@ -57,7 +58,7 @@ __device__ void schedule_block(const DecodeCall& call, int32_t* unit_begin, Unit
   int32_t units = 0, splits = 0;
   UnitTile tile = {};
   if (entry < entries) {
-    const unsigned together = (lanes == 32 ? kFullWarp : (1u << lanes) - 1) << (entry * lanes);
+    const unsigned together = tile_mask(lanes, entry);
     schedule_tile<!kSparse, kSparse, 1>(
         call, entry, lane % lanes, lanes, [&](int32_t own) { return __reduce_max_sync(together, own); }, tile,
         units, tile, splits, reports, status);
@@ -66,12 +67,7 @@ __device__ void schedule_block(const DecodeCall& call, int32_t* unit_begin, Unit
     const int32_t in_call = __reduce_add_sync(kFullWarp, lane % lanes == 0 ? splits * call.readers : 0);
     if (splits > 0) units = cut_sparse_tile(call, tile, splits, in_call);
   }
-  int32_t sum = lane % lanes > 0 ? 0 : units;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
-    if (lane >= step) sum += other;
-  }
+  const int32_t sum = sum_up_to(lane % lanes > 0 ? 0 : units, lane);
   if (lane == 0) unit_begin[0] = 0;
   if (lane % lanes == 0 && entry < entries) {
     unit_begin[entry + 1] = sum;

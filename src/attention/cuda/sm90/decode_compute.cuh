@@ -7,6 +7,7 @@
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/decode_unit.cuh"
 #include "base/cuda/ptx/mma.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 

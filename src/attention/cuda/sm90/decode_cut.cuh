@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/cuda/sm90/decode_weigh.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 
@@ -80,7 +81,7 @@ __device__ inline int32_t compare_candidates(const Candidate* candidates, int32_
     int32_t before = 0;
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) before += others[j].precedes(own) ? 1 : 0;
-    if (__reduce_add_sync(0xFFFFFFFFu, before) >= wanted) continue;
+    if (__reduce_add_sync(kFullWarp, before) >= wanted) continue;
     earlier += marks.mark(own.position, at.lane == 0);
   }
   return earlier;
@@ -109,7 +110,7 @@ __device__ inline void search_by_warp(const Candidate* candidates, int32_t count
     int32_t reach = 0;
 #pragma unroll
     for (int j = 0; j < kWarpCandidates / 32; ++j) reach += keys[j] >= (key | bit) ? 1 : 0;
-    reach = __reduce_add_sync(0xFFFFFFFFu, reach);
+    reach = __reduce_add_sync(kFullWarp, reach);
     if (reach >= wanted) key |= bit;
     exact = reach == wanted;
   }
@@ -169,7 +170,7 @@ __device__ __noinline__ int32_t search_candidates(const Candidate* candidates, i
   for (int j = 0; j < kOwnCandidates; ++j) {
     const bool selected = exists[j] && (own[j].key > key || (own[j].key == key && own[j].position <= last));
     const int32_t is_earlier = selected ? marks.mark(own[j].position, true) : 0;
-    if (count > j * kThreads) earlier += __reduce_add_sync(0xFFFFFFFFu, is_earlier);
+    if (count > j * kThreads) earlier += __reduce_add_sync(kFullWarp, is_earlier);
   }
   return earlier;
 }

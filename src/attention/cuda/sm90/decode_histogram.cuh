@@ -8,6 +8,7 @@
 #include "attention/cuda/sm90/decode_cut.cuh"
 #include "attention/cuda/sm90/decode_select.cuh"
 #include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 
@@ -65,7 +66,7 @@ __device__ inline Found find_bin(SelectMemory& memory, int32_t wanted) {
     sum = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+      const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
       if (at.lane >= step) sum += other;
     }
     if (at.lane == 31) memory.warp_sums[at.warp] = sum;
@@ -73,8 +74,8 @@ __device__ inline Found find_bin(SelectMemory& memory, int32_t wanted) {
   __syncthreads();
   if (at.thread < kRuns) {
     const int32_t of_warps = at.lane < at.warp ? memory.warp_sums[at.lane] : 0;
-    const int32_t above = __reduce_add_sync(0xFFFFFFFFu, of_warps) + sum - own;
-    const unsigned here = __ballot_sync(0xFFFFFFFFu, above < wanted && wanted <= above + own);
+    const int32_t above = __reduce_add_sync(kFullWarp, of_warps) + sum - own;
+    const unsigned here = __ballot_sync(kFullWarp, above < wanted && wanted <= above + own);
     // The warp that has the run looks at its bins.
     if (here != 0) {
       const int lane = __ffs(static_cast<int>(here)) - 1;
@@ -83,10 +84,10 @@ __device__ inline Found find_bin(SelectMemory& memory, int32_t wanted) {
       int32_t up_to = count;
 #pragma unroll
       for (int step = 1; step < kRun; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
+        const int32_t other = __shfl_up_sync(kFullWarp, up_to, step);
         if (at.lane >= step) up_to += other;
       }
-      const int32_t above_bin = __shfl_sync(0xFFFFFFFFu, above, lane) + up_to - count;
+      const int32_t above_bin = __shfl_sync(kFullWarp, above, lane) + up_to - count;
       if (at.lane < kRun && above_bin < wanted && wanted <= above_bin + count)
         memory.found = {bin, above_bin, count};
     }

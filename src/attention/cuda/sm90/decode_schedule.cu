@@ -9,6 +9,7 @@
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/mma.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 namespace {
@@ -27,10 +28,7 @@ constexpr float kLn2 = 0.693147180559945f;
 /// Inclusive sums over the block; carry is what came before and is advanced.
 __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(0xFFFFFFFFu, value, step);
-    if (lane >= step) value += other;
-  }
+  value = sum_up_to(value, lane);
   __syncthreads();
   if (lane == 31) warp_sums[warp] = value;
   __syncthreads();

@@ -13,6 +13,7 @@
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/cluster.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 namespace {
@@ -274,12 +275,12 @@ class Selector {
       int32_t count = 0;
       for (int block = at.lane / kBinDigits; block < memory_.list.blocks; block += 32 / kBinDigits)
         count += *in_block(memory_.digit_counts + digit, block);
-      count += __shfl_xor_sync(0xFFFFFFFFu, count, 8);
-      count += __shfl_xor_sync(0xFFFFFFFFu, count, 16);
+      count += __shfl_xor_sync(kFullWarp, count, 8);
+      count += __shfl_xor_sync(kFullWarp, count, 16);
       int32_t up_to = count;
 #pragma unroll
       for (int step = 1; step < kBinDigits; step *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, up_to, step, kBinDigits);
+        const int32_t other = __shfl_up_sync(kFullWarp, up_to, step, kBinDigits);
         if (at.lane % kBinDigits >= step) up_to += other;
       }
       if (at.lane < kBinDigits && up_to - count < at_cut.wanted && at_cut.wanted <= up_to)
@@ -388,7 +389,7 @@ class Selector {
   /// The sum over the block's warps.
   __device__ int32_t sum_of_warps(const int32_t (&of_warps)[kMostWarps]) const {
     const Place at;
-    return __reduce_add_sync(0xFFFFFFFFu, at.lane < kWarps ? of_warps[at.lane] : 0);
+    return __reduce_add_sync(kFullWarp, at.lane < kWarps ? of_warps[at.lane] : 0);
   }
 
   __device__ int2 totals_of_block(int block) const {
@@ -399,8 +400,8 @@ class Selector {
   /// was read of other blocks has come before this one says that they may leave: arriving waits for no load.
   __device__ void store_before(int2 totals) const {
     const Place at;
-    const int32_t ties = __reduce_add_sync(0xFFFFFFFFu, at.lane < rank_ ? totals.x : 0);
-    const int32_t selected = __reduce_add_sync(0xFFFFFFFFu, at.lane < rank_ ? totals.y : 0);
+    const int32_t ties = __reduce_add_sync(kFullWarp, at.lane < rank_ ? totals.x : 0);
+    const int32_t selected = __reduce_add_sync(kFullWarp, at.lane < rank_ ? totals.y : 0);
     if (at.lane != 0) return;
     memory_.ties_before[at.warp] = ties;
     memory_.selected_before[at.warp] = selected;
@@ -433,8 +434,8 @@ class Selector {
           const float power = power_of<false>(codes[j]), factor = exp2_fast(offsets[j]);
 #pragma unroll
           for (int lane = 0; lane < kLanes; ++lane)
-            sum = add_flushed(__shfl_sync(0xFFFFFFFFu, power, lane, kLanes),
-                              __shfl_sync(0xFFFFFFFFu, factor, lane, kLanes), sum);
+            sum = add_flushed(__shfl_sync(kFullWarp, power, lane, kLanes),
+                              __shfl_sync(kFullWarp, factor, lane, kLanes), sum);
         }
       }
       if (at.lane % kLanes == 0) memory_.candidates[c].key = rank_key(sum);
@@ -456,7 +457,7 @@ class Selector {
                                                                memory_.list.begin + key};
       }
     });
-    above = __reduce_add_sync(0xFFFFFFFFu, above);
+    above = __reduce_add_sync(kFullWarp, above);
     if (at.lane == 0) atomicAdd(&memory_.totals.y, above);
     if (keys_.whole == nullptr) {
       __syncthreads();
@@ -466,8 +467,8 @@ class Selector {
     const int2 totals = totals_of_block(at.lane);
     store_before(totals);
     if (at.warp < memory_.list.blocks) {
-      const int32_t first = __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? totals.x : 0);
-      const int32_t of_block = __shfl_sync(0xFFFFFFFFu, totals.x, at.warp);
+      const int32_t first = __reduce_add_sync(kFullWarp, at.lane < at.warp ? totals.x : 0);
+      const int32_t of_block = __shfl_sync(kFullWarp, totals.x, at.warp);
       const Candidate* candidates = in_block(&memory_.candidates[0], at.warp);
 #pragma unroll 1
       for (int32_t c = at.lane; c < of_block; c += 32) memory_.all_candidates[first + c] = candidates[c];
@@ -522,8 +523,8 @@ class Selector {
       above += __popc(bits);
       store_bits(i, bits);
     });
-    above = __reduce_add_sync(0xFFFFFFFFu, above);
-    ties = __reduce_add_sync(0xFFFFFFFFu, ties);
+    above = __reduce_add_sync(kFullWarp, above);
+    ties = __reduce_add_sync(kFullWarp, ties);
     if (at.lane == 0) {
       memory_.warp_sums[at.warp] = above;
       memory_.warp_ties[at.warp] = ties;
@@ -540,25 +541,20 @@ class Selector {
     int32_t tied = memory_.ties_before[at.warp];
     if (at.lane == 0) memory_.earlier[at.warp] = at.warp == 0 ? min(tied, wanted) : 0;
     // Of the ties, the first `left` of this warp's stretch are selected.
-    tied += __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? memory_.warp_ties[at.lane] : 0);
+    tied += __reduce_add_sync(kFullWarp, at.lane < at.warp ? memory_.warp_ties[at.lane] : 0);
     int32_t left = min(max(wanted - tied, 0), ties);
     if (left > 0) {
       for_each_vector([&](int32_t i, uint4 digits) {
         uint32_t bits;
         uint32_t tied_keys = ties_of(i, digits, bits);
         const int32_t own = __popc(tied_keys);
-        int32_t sum = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-          if (at.lane >= step) sum += other;
-        }
+        const int32_t sum = sum_up_to(own, at.lane);
         for (int32_t mine = left - (sum - own); mine > 0 && tied_keys != 0; --mine) {
           bits |= tied_keys & (0u - tied_keys);
           tied_keys &= tied_keys - 1;
         }
         store_bits(i, bits);
-        left -= __shfl_sync(0xFFFFFFFFu, sum, 31);
+        left -= __shfl_sync(kFullWarp, sum, 31);
       });
     }
   }
@@ -579,12 +575,7 @@ class Selector {
     int32_t own = 0;
 #pragma unroll 1
     for (int32_t w = first; w < last; ++w) own += __popc(word_at(w));
-    int32_t sum = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-      if (at.lane >= step) sum += other;
-    }
+    const int32_t sum = sum_up_to(own, at.lane);
     if (at.lane == 31) memory_.warp_sums[at.warp] = sum;
     __syncthreads();
     const int32_t all = sum_of_warps(memory_.warp_sums);
@@ -593,7 +584,7 @@ class Selector {
     auto* collected = reinterpret_cast<int32_t*>(keys_.digits);
     const bool collects = of_thread > 1 && 2 * all <= length;
     int32_t* own_to = (collects ? collected : to) + sum - own +
-                      __reduce_add_sync(0xFFFFFFFFu, at.lane < at.warp ? memory_.warp_sums[at.lane] : 0);
+                      __reduce_add_sync(kFullWarp, at.lane < at.warp ? memory_.warp_sums[at.lane] : 0);
 #pragma unroll 1
     for (int32_t w = first; w < last; ++w)
       for (uint32_t word = word_at(w); word != 0; word &= word - 1)

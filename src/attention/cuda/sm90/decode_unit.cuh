@@ -6,8 +6,6 @@
 
 namespace kascade::cuda {
 
-constexpr unsigned kFullWarp = 0xFFFFFFFFu;
-
 /// kRows: query rows of a unit, 8 (passes with values only), 16 or 32.
 template <int D, int kRows, Pass pass>
 struct AttendShape {
