@@ -14,6 +14,7 @@
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/ptx/async_copy.cuh"
 
 namespace kascade {
@@ -27,8 +28,6 @@ constexpr int kScorePadding = 32;
 // there are, the fewer stay.
 constexpr int64_t kMostKeptScores = int64_t{96} << 20;
 constexpr double kLog2E = 1.4426950408889634;
-
-int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 bool rows_are_tiles(const AttentionParams& p) { return own_key_is_candidate(p); }
 
@@ -127,7 +126,7 @@ DecodeCall make_call(const AttentionParams& p) {
   call.sparse_rule.many_of_a_call = call.sparse_rows == 8;
   call.dense_splits = most_splits(call.dense_rule, p.max_kv_len);
   call.sparse_splits = most_splits(call.sparse_rule, int64_t{p.capacity} + p.max_q_len);
-  call.score_stride = blocks_of(p.max_kv_len, kScorePadding) * kScorePadding;
+  call.score_stride = parts_of(p.max_kv_len, kScorePadding) * kScorePadding;
   if (p.page_size > 0 && std::has_single_bit(static_cast<uint32_t>(p.page_size)))
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.self_scheduled = int64_t{p.batch} * call.tiles <= most_self_scheduled(p.role);
@@ -179,7 +178,7 @@ std::string unsupported(const AttentionParams& p) {
   if (selects(p.role) && pooled > kMaxPooledRows)
     return reason("query_heads", p.query_heads, "at most 512 rows and heads pooled into a set");
   const DecodeCall call = make_call(p);
-  const int64_t row_chunks = blocks_of(int64_t{p.max_q_len} * group_size(p), 16);
+  const int64_t row_chunks = parts_of(int64_t{p.max_q_len} * group_size(p), 16);
   if (int64_t{p.batch} * p.query_heads * row_chunks * std::max(call.dense_splits, call.sparse_splits) >
       INT32_MAX)
     return reason("batch", p.batch, "at most 2147483647 units of work in a call");

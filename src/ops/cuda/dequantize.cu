@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {
@@ -141,7 +142,7 @@ void run(const void* stored, int64_t count, __nv_bfloat16* out, cudaStream_t str
   for (int64_t done = 0; done < count; done += kMost) {
     const int64_t part = std::min(count - done, kMost);
     launch("dequantize", dequantize_kernel<Format>,
-           LaunchShape{.blocks = (part + kBlock - 1) / kBlock, .threads = kThreads, .chained = false}, stream,
+           LaunchShape{.blocks = parts_of(part, kBlock), .threads = kThreads, .chained = false}, stream,
            bytes + done / Format::kElements * Format::kBytes, part, out + done);
   }
 }

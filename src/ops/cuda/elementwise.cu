@@ -2,9 +2,9 @@
 // Small operators on rows. They move bytes and little else, so each thread keeps several 16-byte accesses in
 // flight; where widths or addresses forbid 16-byte accesses, elements move one by one.
 #include <algorithm>
-#include <initializer_list>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/warp.cuh"
 #include "ops/cuda/ops.h"
@@ -13,13 +13,6 @@ namespace kascade::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-bool aligned_16(std::initializer_list<const void*> pointers) {
-  return std::all_of(pointers.begin(), pointers.end(),
-                     [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; });
-}
-
-int64_t blocks_of(int64_t work, int64_t each) { return (work + each - 1) / each; }
 
 // ---- seeded weights
 
@@ -249,7 +242,7 @@ __global__ void __launch_bounds__(kArgMaxThreads)
 
 void fill_normal(__nv_bfloat16* out, int64_t count, float deviation, uint64_t seed, cudaStream_t stream) {
   if (count <= 0) return;
-  const int64_t blocks = std::min<int64_t>(blocks_of(count, int64_t{kThreads} * 2), 1 << 16);
+  const int64_t blocks = std::min<int64_t>(parts_of(count, int64_t{kThreads} * 2), 1 << 16);
   launch("fill_normal", fill_normal_kernel,
          LaunchShape{.blocks = blocks, .threads = kThreads, .chained = false}, stream, out, count, deviation,
          seed);
@@ -276,7 +269,7 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t rows, 
               __nv_bfloat16* out, cudaStream_t stream) {
   if (width % 4 == 0 && aligned_16({x, weight, out})) {
     const auto threads =
-        static_cast<int>(std::clamp<int64_t>(blocks_of(width / 4, 32 * kHeld) * 32, 32, 1024));
+        static_cast<int>(std::clamp<int64_t>(parts_of(width / 4, 32 * kHeld) * 32, 32, 1024));
     launch("rms_norm", rms_norm_kernel, LaunchShape{.blocks = rows, .threads = threads}, stream, x, weight,
            epsilon, width, out);
   } else {
@@ -288,7 +281,7 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t rows, 
 void silu_multiply(const __nv_bfloat16* gate_up, int64_t rows, int64_t ffn, __nv_bfloat16* out,
                    cudaStream_t stream) {
   const bool wide = ffn % 8 == 0 && aligned_16({gate_up, out});
-  const int64_t across = blocks_of(ffn, kThreads * (wide ? 8 : 1));
+  const int64_t across = parts_of(ffn, kThreads * (wide ? 8 : 1));
   launch("silu_multiply", wide ? silu_kernel<8> : silu_kernel<1>,
          LaunchShape{.blocks = rows * across, .threads = kThreads}, stream, gate_up,
          static_cast<uint32_t>(across), ffn, out);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/warp.cuh"
 #include "ops/cuda/ops.h"
 
@@ -173,16 +174,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 void rope_table(const double* inverse_frequencies, int half, int64_t begin, int64_t end, float2* table,
                 cudaStream_t stream) {
   const int64_t count = (end - begin) * half;
   launch("rope_table", rope_table_kernel,
-         LaunchShape{.blocks = (count + kThreads - 1) / kThreads, .threads = kThreads, .chained = false},
-         stream, inverse_frequencies, half, begin, count, table);
+         LaunchShape{.blocks = parts_of(count, kThreads), .threads = kThreads, .chained = false}, stream,
+         inverse_frequencies, half, begin, count, table);
 }
 
 void rope_append(const RopeAppend& call, int64_t rows, cudaStream_t stream) {
@@ -193,18 +192,17 @@ void rope_append(const RopeAppend& call, int64_t rows, cudaStream_t stream) {
     throw BadArgument("rope_append: page_size is " + std::to_string(call.page_size) +
                       "; expected at least 1");
   const int half = call.head_dim / 2;
-  const bool wide = half % 8 == 0 && call.row_stride % 8 == 0 && aligned(call.qkv) && aligned(call.k_pages) &&
-                    aligned(call.v_pages) && aligned(call.rope_table) && aligned(call.bias) &&
-                    aligned(call.q_norm) && aligned(call.k_norm);
+  const bool wide = half % 8 == 0 && call.row_stride % 8 == 0 &&
+                    aligned_16({call.qkv, call.k_pages, call.v_pages, call.rope_table, call.bias, call.q_norm,
+                                call.k_norm});
   int log_lanes = 5;
   while (wide && log_lanes > 0 && 8 << (log_lanes - 1) >= half) --log_lanes;
   const int64_t threads = (rows * (call.query_heads + 2 * call.kv_heads)) << log_lanes;
   const auto kernel =
       wide ? (call.adjacent ? rope_append_kernel<8, 1, true> : rope_append_kernel<8, 1, false>)
            : (call.adjacent ? rope_append_kernel<1, 4, true> : rope_append_kernel<1, 4, false>);
-  launch("rope_append", kernel,
-         LaunchShape{.blocks = (threads + kThreads - 1) / kThreads, .threads = kThreads}, stream, call, rows,
-         log_lanes);
+  launch("rope_append", kernel, LaunchShape{.blocks = parts_of(threads, kThreads), .threads = kThreads},
+         stream, call, rows, log_lanes);
 }
 
 }  // namespace kascade::cuda

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/ptx/barrier.cuh"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/ptx/mma.cuh"
@@ -378,19 +379,16 @@ void start(const SmallProductShape& shape, const Call& call, cudaStream_t stream
   return start<8, 2>(shape, call, stream);
 }
 
-int64_t parts(int64_t whole, int64_t each) { return (whole + each - 1) / each; }
-
 }  // namespace
 
 bool small_product_suits(const DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows) {
   return rows > 0 && rows <= kSmallRows && matrix.inputs > 0 && matrix.inputs % 32 == 0 &&
-         matrix.outputs <= INT32_MAX / 2 && reinterpret_cast<uintptr_t>(matrix.weight) % 16 == 0 &&
-         reinterpret_cast<uintptr_t>(x) % 16 == 0;
+         matrix.outputs <= INT32_MAX / 2 && aligned_16({matrix.weight, x});
 }
 
 SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, int multiprocessors) {
   SmallProductShape best;
-  const int64_t tiles = parts(matrix.outputs, kTile), chunks = parts(matrix.inputs, kChunk);
+  const int64_t tiles = parts_of(matrix.outputs, kTile), chunks = parts_of(matrix.inputs, kChunk);
   double least = 0;
   for (const int split : {1, 2, 4}) {
     if (split > 1 && chunks < 2 * split) continue;
@@ -399,11 +397,11 @@ SmallProductShape small_product_shape(const DeviceMatrix& matrix, int64_t rows, 
     SmallProductShape shape;
     shape.split = split;
     shape.clusters = static_cast<int>(std::min<int64_t>(tiles, std::max(most, 1)));
-    const int64_t each = parts(tiles, shape.clusters);
+    const int64_t each = parts_of(tiles, shape.clusters);
     shape.tiles =
-        static_cast<int>(each <= 3 ? each : parts(each, parts(each, rows > 16 && rows <= 32 ? 4 : 2)));
+        static_cast<int>(each <= 3 ? each : parts_of(each, parts_of(each, rows > 16 && rows <= 32 ? 4 : 2)));
     // In tiles by chunks; meeting in the cluster costs about a microsecond.
-    const double cost = static_cast<double>(parts(chunks, split) * each) + (split > 1 ? 2.0 : 0.0);
+    const double cost = static_cast<double>(parts_of(chunks, split) * each) + (split > 1 ? 2.0 : 0.0);
     if (split > 1 && cost >= least) continue;
     least = cost;
     best = shape;

@@ -11,6 +11,7 @@
 #include "attention/cuda/sm90/decode_select.cuh"
 #include "attention/cuda/sm90/decode_weigh.cuh"
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/ptx/async_copy.cuh"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/warp.cuh"
@@ -617,8 +618,7 @@ __global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
 
 /// Keys of a block when clusters have `cluster` blocks; whole vectors.
 int64_t block_keys(const DecodeCall& call, int cluster) {
-  constexpr int64_t kMultiple = kShareMultiple;
-  return ((call.maxima.kv_len + cluster - 1) / cluster + kMultiple - 1) / kMultiple * kMultiple;
+  return parts_of(parts_of(call.maxima.kv_len, cluster), kShareMultiple) * kShareMultiple;
 }
 
 LaunchShape select_shape(const DecodeCall& call, int threads, int cluster) {
@@ -651,7 +651,7 @@ int64_t turns(const DecodeCall& call, int cluster, int blocks_of_multiprocessor)
   const int64_t blocks = int64_t{call.multiprocessors} * blocks_of_multiprocessor;
   // Groups of multiprocessors are no multiple of large clusters: a sixteenth is left over.
   const int64_t at_once = std::max<int64_t>(cluster > 2 ? blocks * 15 / 16 / cluster : blocks / cluster, 1);
-  return (select_lists(call) + at_once - 1) / at_once;
+  return parts_of(select_lists(call), at_once);
 }
 
 }  // namespace
