@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numbers>
 #include <string>
 #include <utility>
 
@@ -27,7 +28,6 @@ constexpr int kScorePadding = 32;
 // Bytes of stored scores up to which keys make room for them in the second-level cache (measured); the more
 // there are, the fewer stay.
 constexpr int64_t kMostKeptScores = int64_t{96} << 20;
-constexpr double kLog2E = 1.4426950408889634;
 
 bool rows_are_tiles(const AttentionParams& p) { return own_key_is_candidate(p); }
 
@@ -112,7 +112,7 @@ DecodeCall make_call(const AttentionParams& p) {
   DecodeCall call;
   call.params = p;
   call.maxima = Maxima{p.max_q_len, p.max_kv_len, p.max_total_q, p.max_tiles};
-  call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
+  call.scale_log2 = static_cast<float>(score_scale(p) * std::numbers::log2e);
   call.sets = sets_per_tile(p);
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
   call.reader_heads = p.query_heads / call.readers;

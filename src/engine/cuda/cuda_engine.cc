@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numbers>
 #include <string_view>
 
 #include "base/check.h"
@@ -66,7 +67,7 @@ void require_cache_fits(const KvCacheShape& shape, const CudaModel& model) {
 cuda::SampleRow sample_row(const TokenSampling& how) {
   // A temperature that a float's range does not reach draws the heaviest token anyway.
   const double scale =
-      how.temperature == 0 ? 0 : std::clamp(1.4426950408889634 / how.temperature, 1e-30, 1e30);
+      how.temperature == 0 ? 0 : std::clamp(std::numbers::log2e / how.temperature, 1e-30, 1e30);
   return {.scale = static_cast<float>(scale), .top_k = how.top_k, .top_p = how.top_p, .random = how.random};
 }
 

@@ -2,6 +2,7 @@
 // The first and the last kernel of a decode call: how many units of work each sequence has, and the merge of
 // the partial results in the order of their splits.
 #include <algorithm>
+#include <numbers>
 
 #include "attention/cuda/common/call.h"
 #include "attention/cuda/common/sequence.cuh"
@@ -23,7 +24,6 @@ constexpr int kChains = 8;
 constexpr int kMergeThreads = 1024;
 // Rows and heads from which on a block has a warp for two chains: more blocks run at once.
 constexpr int64_t kManyRows = 1024;
-constexpr float kLn2 = 0.693147180559945f;
 
 /// Inclusive sums over the block; carry is what came before and is advanced.
 __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry) {
@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(kWarps * 32, (D == 256 ? 512 : kMergeThreads) 
     store_out(p, row * p.out_row_stride + head * p.out_head_stride + d, value);
   }
   if (threadIdx.x == 0 && p.lse != nullptr)
-    p.lse[row * p.lse_row_stride + head] = total == 0 ? -INFINITY : (top + log2f(total)) * kLn2;
+    p.lse[row * p.lse_row_stride + head] =
+        total == 0 ? -INFINITY : (top + log2f(total)) * std::numbers::ln2_v<float>;
 }
 
 template <int D, int kWarps>
