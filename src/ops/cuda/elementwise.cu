@@ -4,9 +4,11 @@
 #include <algorithm>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/mix.cuh"
 #include "base/cuda/parts.h"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/warp.cuh"
+#include "ops/cuda/logit_key.cuh"
 #include "ops/cuda/ops.h"
 
 namespace kascade::cuda {
@@ -16,15 +18,9 @@ constexpr int kThreads = 256;
 
 // ---- seeded weights
 
-__device__ uint64_t mix(uint64_t x) {  // splitmix64's output function
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-  return x ^ x >> 31;
-}
-
 /// Elements 2 pair and 2 pair + 1 by Box and Muller's transform.
 __device__ float2 normal_pair(uint64_t seed, uint64_t pair) {
-  const uint64_t bits = mix(mix(seed) + (pair + 1) * 0x9E3779B97F4A7C15u);
+  const uint64_t bits = mix(mix(seed) + (pair + 1) * kMixStep);
   const float u = (static_cast<float>(static_cast<uint32_t>(bits >> 40)) + 1) * 0x1p-24f;  // (0, 1]
   const float turn = static_cast<float>(static_cast<uint32_t>(bits) >> 8) * 0x1p-24f;      // [0, 1)
   float sine, cosine;
@@ -184,11 +180,9 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kArgMaxCluster = 8;
 constexpr int kArgMaxThreads = 512;
 
-/// Ordered as the logits are: larger first, then the smaller index; a NaN above everything.
+/// Larger logits first, then the smaller index.
 __device__ uint64_t rank_key(float x, int64_t index) {
-  uint32_t bits = __float_as_uint(x + 0.0f);  // -0 as 0
-  bits = isnan(x) ? ~0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(bits) << 32 | ~static_cast<uint32_t>(index);
+  return static_cast<uint64_t>(logit_key(x)) << 32 | ~static_cast<uint32_t>(index);
 }
 
 __device__ uint64_t warp_max(uint64_t x) {

@@ -5,6 +5,7 @@
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/cluster.cuh"
 #include "base/cuda/warp.cuh"
+#include "ops/cuda/logit_key.cuh"
 #include "ops/cuda/sample.h"
 
 namespace kascade::cuda {
@@ -14,12 +15,6 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 256;
 constexpr float kUnit = 0x1p40f;  // weights are multiples of 1 / kUnit
-
-/// Ordered as the logits are; a NaN above everything, never 0.
-__device__ uint32_t rank_key(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 as 0
-  return isnan(x) ? ~0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 
 __device__ float logit_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
@@ -79,7 +74,7 @@ class Row {
 
   __device__ bool find_largest() {
     uint32_t best = 0;
-    for (int i = threadIdx.x; i < vocabulary_; i += kThreads) best = max(best, rank_key(logits_[i]));
+    for (int i = threadIdx.x; i < vocabulary_; i += kThreads) best = max(best, logit_key(logits_[i]));
     best = __reduce_max_sync(kFullWarp, best);
     if (threadIdx.x % 32 == 0) shared_.warps[threadIdx.x / 32] = best;
     __syncthreads();
@@ -92,7 +87,7 @@ class Row {
   __device__ int32_t first_with(uint32_t key) {
     uint32_t first = ~0u;
     for (int i = threadIdx.x; i < vocabulary_; i += kThreads)
-      if (rank_key(logits_[i]) == key) first = min(first, static_cast<uint32_t>(i));
+      if (logit_key(logits_[i]) == key) first = min(first, static_cast<uint32_t>(i));
     first = __reduce_min_sync(kFullWarp, first);
     if (threadIdx.x % 32 == 0) shared_.warps[threadIdx.x / 32] = first;
     __syncthreads();
@@ -114,7 +109,7 @@ class Row {
       };
       for (int first = 0; first < vocabulary_; first += kThreads) {
         const int i = first + static_cast<int>(threadIdx.x);
-        const uint32_t key = i < vocabulary_ ? rank_key(logits_[i]) : 0;
+        const uint32_t key = i < vocabulary_ ? logit_key(logits_[i]) : 0;
         const uint64_t add = i < vocabulary_ && inside(key) ? amount(key) : 0;
         add_to_bin(key >> shift & (kBins - 1), add);
       }
@@ -159,7 +154,7 @@ class Row {
     const uint64_t at_cut = kept_.ties * weight(cut);
     uint64_t mass = 0;
     for (int i = threadIdx.x; i < vocabulary_; i += kThreads) {
-      const uint32_t key = rank_key(logits_[i]);
+      const uint32_t key = logit_key(logits_[i]);
       if (key > cut) mass += weight(key);
     }
     const uint64_t total = block_sum(mass, shared_) + at_cut;
@@ -176,10 +171,10 @@ class Row {
     const int begin = min(vocabulary_, static_cast<int>(threadIdx.x) * each);
     const int end = min(vocabulary_, begin + each);
     uint64_t equal = 0;
-    for (int i = begin; i < end; ++i) equal += rank_key(logits_[i]) == kept_.key;
+    for (int i = begin; i < end; ++i) equal += logit_key(logits_[i]) == kept_.key;
     uint64_t ties = sum_before(equal, shared_);
     const auto weight_at = [&](int i, uint64_t& ties_before) -> uint64_t {
-      const uint32_t key = rank_key(logits_[i]);
+      const uint32_t key = logit_key(logits_[i]);
       if (key < kept_.key || (key == kept_.key && ties_before++ >= kept_.ties)) return 0;
       return weight(key);
     };

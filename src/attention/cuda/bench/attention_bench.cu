@@ -14,6 +14,7 @@
 #include "attention/params.h"
 #include "base/cuda/launch.h"
 #include "base/cuda/memory.h"
+#include "base/cuda/mix.cuh"
 
 namespace kascade {
 namespace {
@@ -28,12 +29,7 @@ constexpr const char* kDoing[kRoles] = {"dense", "layer 0", "anchor", "reuse", "
 // Several times the second-level cache of any GPU.
 constexpr size_t kFlushBytes = size_t{512} << 20;
 
-__host__ __device__ uint64_t mixed(uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
+__host__ __device__ uint64_t mixed(uint64_t x) { return cuda::mix(x + cuda::kMixStep); }
 
 /// Uniform of the given deviation.
 template <class T>

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/cuda/launch.h"
+#include "base/cuda/mix.cuh"
 #include "base/cuda/test/device_test.h"
 
 namespace kascade::cuda_test {
@@ -90,13 +91,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-uint64_t Random::bits() {
-  state_ += 0x9E3779B97F4A7C15u;
-  uint64_t z = state_;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
+uint64_t Random::bits() { return cuda::mix(state_ += cuda::kMixStep); }
 
 int64_t Random::in(int64_t low, int64_t high) {
   return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
