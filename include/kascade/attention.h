@@ -22,6 +22,21 @@ enum class Role : uint8_t {
   kReuse,   // attends to given index sets through a head map
 };
 
+/// "dense", "layer0", "anchor" or "reuse".
+constexpr const char* role_name(Role role) {
+  switch (role) {
+    case Role::kDense:
+      return "dense";
+    case Role::kLayer0:
+      return "layer0";
+    case Role::kAnchor:
+      return "anchor";
+    case Role::kReuse:
+      return "reuse";
+  }
+  return "unknown role";
+}
+
 enum class TileRule : uint8_t {
   // Prefill: a tile is `tile` consecutive positions [tT, (t+1)T) of one sequence; candidates are the keys
   // before tT.

@@ -21,8 +21,7 @@
 namespace kascade {
 namespace {
 
-constexpr const char* kRoleNames[] = {"dense", "layer0", "anchor", "reuse", "reuse_random"};
-constexpr int kRoles = 5;
+constexpr int kRoles = kTimedRoleNames.size();
 constexpr Role kRole[kRoles] = {Role::kDense, Role::kLayer0, Role::kAnchor, Role::kReuse, Role::kReuse};
 constexpr int kRandomReuse = 4;
 // Queries are stretched so that a few dozen keys hold most of a row's probability, as in real models.
@@ -331,7 +330,7 @@ class Bench {
     for (int repetition = 0; repetition < repetitions; ++repetition) {
       for (int role = 0; role < kRoles; ++role) {
         say(0.2 + 0.7 * (repetition + role / double{kRoles}) / repetitions,
-            std::string("timing ") + kRoleNames[role]);
+            std::string("timing ") + kTimedRoleNames[static_cast<size_t>(role)]);
         seconds[static_cast<size_t>(role)].push_back(run_role(role, next++ % copies_));
       }
     }
@@ -339,7 +338,7 @@ class Bench {
       auto& times = seconds[static_cast<size_t>(role)];
       std::sort(times.begin(), times.end());
       AttentionBenchRole entry;
-      entry.name = kRoleNames[role];
+      entry.name = kTimedRoleNames[static_cast<size_t>(role)];
       entry.ms = times[times.size() / 2] * 1e3;
       entry.min_ms = times.front() * 1e3;
       result_.roles.push_back(entry);

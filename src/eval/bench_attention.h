@@ -12,10 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "kascade/attention.h"
 #include "kascade/dtype.h"
 #include "kascade/policy.h"
 
 namespace kascade {
+
+/// What is timed, in the order of the results; the last is reuse of random sets as large as the anchor's.
+constexpr std::array<const char*, 5> kTimedRoleNames = {role_name(Role::kDense), role_name(Role::kLayer0),
+                                                        role_name(Role::kAnchor), role_name(Role::kReuse),
+                                                        "reuse_random"};
 
 struct AttentionBenchOptions {
   Phase phase = Phase::kDecode;  // kDecode: one row a sequence; kPrefill: whole prompts
@@ -36,7 +42,7 @@ struct AttentionBenchOptions {
 };
 
 struct AttentionBenchRole {
-  std::string name;  // dense, layer0, anchor, reuse, reuse_random
+  std::string name;  // of kTimedRoleNames
   double ms = 0;     // median
   double min_ms = 0;
   double gb_per_s = 0;     // decode: the bytes of K, V and lists that the role has to read, over the median

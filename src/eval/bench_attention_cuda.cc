@@ -84,10 +84,9 @@ AttentionBenchResult bench_attention_cuda(const AttentionBenchOptions& o,
   result.allowed_error = times.allowed_error;
   result.least_captured = -1;
   const std::array<double, 5> least = prefill ? operations(o, times) : bytes(options, times);
-  const char* const names[] = {"dense", "layer0", "anchor", "reuse", "reuse_random"};
   for (size_t role = 0; role < times.ms.size(); ++role) {
     AttentionBenchRole entry;
-    entry.name = names[role];
+    entry.name = kTimedRoleNames[role];
     entry.ms = times.ms[role];
     entry.min_ms = times.min_ms[role];
     if (prefill) {

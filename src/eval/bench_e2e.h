@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kascade/attention.h"
 #include "kascade/engine.h"
 
 namespace kascade {
@@ -31,8 +32,12 @@ std::string e2e_work_name(const E2eWork& work);
 
 /// Parts of a pass through the layers; attention is told apart by role.
 constexpr size_t kE2eParts = 6;
-constexpr std::array<const char*, kE2eParts> kE2ePartNames = {"products", "dense", "layer0",
-                                                              "anchor",   "reuse", "rest"};
+constexpr std::array<const char*, kE2eParts> kE2ePartNames = {"products",
+                                                              role_name(Role::kDense),
+                                                              role_name(Role::kLayer0),
+                                                              role_name(Role::kAnchor),
+                                                              role_name(Role::kReuse),
+                                                              "rest"};
 using E2eParts = std::array<double, kE2eParts>;  // seconds
 
 struct E2eBenchOptions {

@@ -22,22 +22,7 @@ int64_t decode_length(int64_t length) {
   return (length + step - 1) / step * step;
 }
 
-std::string name_of(int layer, Role role) {
-  const auto role_name = [role] {
-    switch (role) {
-      case Role::kDense:
-        return "dense";
-      case Role::kLayer0:
-        return "layer0";
-      case Role::kAnchor:
-        return "anchor";
-      case Role::kReuse:
-        return "reuse";
-    }
-    return "unknown role";
-  };
-  return fmt::format("layer {} ({})", layer, role_name());
-}
+std::string name_of(int layer, Role role) { return fmt::format("layer {} ({})", layer, role_name(role)); }
 
 }  // namespace
 

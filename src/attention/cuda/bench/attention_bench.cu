@@ -25,7 +25,6 @@ constexpr const char* kName = "attention_bench";
 constexpr int kRoles = 5;
 constexpr Role kRole[kRoles] = {Role::kDense, Role::kLayer0, Role::kAnchor, Role::kReuse, Role::kReuse};
 constexpr int kRandomReuse = 4;
-constexpr const char* kDoing[kRoles] = {"dense", "layer 0", "anchor", "reuse", "reuse of random sets"};
 // Several times the second-level cache of any GPU.
 constexpr size_t kFlushBytes = size_t{512} << 20;
 
@@ -169,7 +168,8 @@ class Bench {
     launch(Role::kAnchor, positions_, workspace_of(Role::kAnchor));
     draw_sets(result);
     for (int role = 0; role < kRoles; ++role) {
-      said_(0.2 + 0.15 * role, std::string("timing ") + kDoing[role]);
+      said_(0.2 + 0.15 * role, std::string("timing ") + role_name(kRole[role]) +
+                                   (role == kRandomReuse ? " of random sets" : ""));
       const auto [median, least] = time_role(role);
       result.ms[static_cast<size_t>(role)] = median;
       result.min_ms[static_cast<size_t>(role)] = least;
