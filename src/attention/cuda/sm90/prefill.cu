@@ -116,33 +116,7 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-/// A map of K or V whose boxes are `rows` keys and 64 elements of one head; only whole boxes of existing keys
-/// are ever asked for, so its extents need not be those of the memory.
-bool encode_map(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
-                int64_t page_stride, int32_t rows, CUtensorMap* map) {
-  static const EncodeTiled encode = find_encode_tiled();
-  if (encode == nullptr) return false;
-  constexpr cuuint64_t kMany = INT32_MAX;
-  const bool paged = p.page_table != nullptr;
-  // The stride of a dimension with one entry is not the caller's to give.
-  const auto bytes = [](int64_t stride, bool used) {
-    return used ? static_cast<cuuint64_t>(stride) * 2 : 16;
-  };
-  const cuuint64_t extents[4] = {static_cast<cuuint64_t>(p.head_dim),
-                                 paged ? static_cast<cuuint64_t>(p.page_size) : kMany,
-                                 static_cast<cuuint64_t>(p.kv_heads), paged ? kMany : 1};
-  const cuuint64_t strides[3] = {bytes(token_stride, extents[1] > 1), bytes(head_stride, p.kv_heads > 1),
-                                 bytes(page_stride, paged)};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const auto type =
-      p.kv_dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(map, type, 4, const_cast<void*>(base), extents, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/// Boxes of `rows` keys are laid out as tiles are (prefill_chain_load.cuh): of each eight keys 64 elements
+/// Boxes of `rows` keys are laid out as tiles are (prefill_load.cuh): of each eight keys 64 elements
 /// after 64 elements. So a key is given by two dimensions, the second in steps of eight keys. Only existing
 /// keys are ever asked for, so extents need not be those of the memory.
 bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
@@ -170,17 +144,12 @@ bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stri
 
 void encode_maps(PrefillCall& call) {
   const AttentionParams& p = call.params;
-  int32_t rows = p.head_dim == 256 ? 64 : 128;
+  // Half of a tile at most, so that two warps can share one.
+  int32_t rows = 64;
   if (p.page_table != nullptr)
     while (p.page_size % rows != 0) rows /= 2;
   // Eight rows are one period of the swizzle.
   if (rows < 8) return;
-  if (encode_map(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_map) &&
-      encode_map(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_map))
-    call.map_rows = rows;
-  // prefill_chain's own.
-  if (p.head_dim != 128 || (p.role != Role::kDense && p.role != Role::kLayer0)) return;
-  rows = std::min(rows, 64);
   if (encode_boxes(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_boxes) &&
       encode_boxes(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_boxes))
     call.box_rows = rows;

@@ -27,7 +27,7 @@ struct AttendShape {
   static constexpr int kKeys = D == 256 ? 64 : 128;
   static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
   // Of a loading and a computing thread: together no more than the multiprocessor has.
-  static constexpr int kLoadRegisters = D == 256 ? 56 : 72, kComputeRegisters = D == 256 ? 224 : 216;
+  static constexpr int kLoadRegisters = D == 256 ? 56 : 104, kComputeRegisters = D == 256 ? 224 : 200;
 };
 
 struct AttendUnit {
@@ -142,9 +142,9 @@ __device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse
         q_parity ^= 1;
 #pragma unroll
         for (int i = 0; i < Memory::kQueryTiles; ++i)
-          copy_queries<T, D>(call.params, shared_address(memory.q[i]), unit.block.row,
-                             unit.block.first + i * kBlockRows, unit.block.rows - i * kBlockRows,
-                             unit.reader * work.heads(), work.heads(), warp, lane);
+          copy_queries<D>(call, shared_address(memory.q[i]), unit.block.row,
+                          unit.block.first + i * kBlockRows, unit.block.rows - i * kBlockRows,
+                          unit.reader * work.heads(), work.heads(), warp, lane);
         arrive_after_copies(memory.q_full);
       }
       if constexpr (Memory::kValues) {
@@ -162,8 +162,8 @@ __device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse
   }
 }
 
-/// x, which is the same in all lanes, so that what is computed from it goes to uniform registers.
-__device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(kFullWarp, x, 0); }
+/// x, which is the same in all lanes, in a uniform register.
+__device__ inline uint32_t in_uniform_register(uint32_t x) { return __reduce_max_sync(kFullWarp, x); }
 
 /// Keeps the computation of x, which is never negative, before what follows: the assembler would move it
 /// behind a wait for products that it does not depend on, but not an instruction that may be executed or not
@@ -175,19 +175,24 @@ __device__ inline void finish_before_wait(float x) {
       : "memory");
 }
 
-/// Transposes 4 x 4 words over the four lanes of a quad.
-__device__ inline void transpose_quad(uint32_t (&r)[4]) {
+/// Transposes 4 x 4 words over the four lanes of a quad, for each of `count` such squares.
+template <int count>
+__device__ inline void transpose_quads(uint32_t (&r)[count][4]) {
   const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? r[i] : r[i + 1], 1);
-    (odd ? r[i] : r[i + 1]) = got;
-  }
+  for (int n = 0; n < count; ++n)
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t got = __shfl_xor_sync(kFullWarp, high ? r[i] : r[i + 2], 2);
-    (high ? r[i] : r[i + 2]) = got;
-  }
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? r[n][i] : r[n][i + 1], 1);
+      (odd ? r[n][i] : r[n][i + 1]) = got;
+    }
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t got = __shfl_xor_sync(kFullWarp, high ? r[n][i] : r[n][i + 2], 2);
+      (high ? r[n][i] : r[n][i + 2]) = got;
+    }
 }
 
 template <class T, int D>
@@ -231,7 +236,7 @@ class AttendComputer {
     heads_ = work_.heads();
     listed_ = unit.count > 0;
     entries_boxed_ =
-        listed_ || unit.block.own_begin != 0 || call_.map_rows == 0 ? 0 : unit.block.keys / kKeys;
+        listed_ || unit.block.own_begin != 0 || call_.box_rows == 0 ? 0 : unit.block.keys / kKeys;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
@@ -246,61 +251,78 @@ class AttendComputer {
   // Row of the block of the thread's first (half 0) or second row of sums.
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
 
-  __device__ void wait_keys(int32_t block) {
-    wait_barrier(memory_.k_full[k_ring_.stage], k_ring_.parity);
+  __device__ void wait_keys() { wait_barrier(memory_.k_full[k_ring_.stage], k_ring_.parity); }
+  __device__ void wait_values() { wait_barrier(memory_.v_full[v_ring_.stage], v_ring_.parity); }
+  /// Before products of tiles that threads have copied: those of blocks up to this one.
+  __device__ void fence_up_to(int32_t block) {
     if (block >= entries_boxed_) fence_async_proxy();
   }
-  __device__ void wait_values(int32_t block) {
-    wait_barrier(memory_.v_full[v_ring_.stage], v_ring_.parity);
-    if (block >= entries_boxed_) fence_async_proxy();
+  /// Whether all keys of the next tile of K exist.
+  __device__ bool all_exist() const {
+    if (!listed_) return true;
+    const uint4 words = *reinterpret_cast<const uint4*>(memory_.exists[k_ring_.stage]);
+    return (words.x & words.y & (kKeys == 128 ? words.z & words.w : kFullWarp)) == kFullWarp;
+  }
+  __device__ uint32_t key_tile() const {
+    return in_uniform_register(shared_address(memory_.k[k_ring_.stage]));
+  }
+  __device__ uint32_t value_tile() const {
+    return in_uniform_register(shared_address(memory_.v[v_ring_.stage]));
   }
   __device__ void release(uint64_t& empty) {
     __syncwarp();
     if (lane_ == 0) arrive(empty);
   }
 
-  __device__ void issue_scores() {
-    const uint64_t q = matrix_descriptor(uniform(shared_address(memory_.q[0]) + group_ * 64 * 128), 0);
-    const uint64_t k = matrix_descriptor(uniform(shared_address(memory_.k[k_ring_.stage])), 0);
+  __device__ void issue_scores(uint32_t key_tile) {
+    const uint64_t k = row_descriptor<D>(key_tile);
     begin_products();
+    const uint64_t q =
+        row_descriptor<D>(in_uniform_register(shared_address(memory_.q[0]) + group_ * 64 * D * 2));
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-      Product<T, kKeys>::shared(scores_, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
-                                advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
+      Product<T, kKeys>::shared(scores_, advance(q, step_bytes(step)), advance(k, step_bytes(step)),
+                                step > 0);
     commit_products();
   }
-  __device__ void issue_values() {
-    const uint64_t v = matrix_descriptor(uniform(shared_address(memory_.v[v_ring_.stage])), kKeys * 128);
+  __device__ void issue_values(uint32_t value_tile) {
+    const uint64_t v = row_descriptor<D>(value_tile);
     begin_products();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * 128),
+      Product<T, D>::template registers<1>(out_, weights_[step], advance(v, step * 16 * D * 2),
                                            step > 0 ? 1 : started_);
     commit_products();
     started_ = 1;
   }
 
   __device__ void first_block(int32_t block, bool last) {
-    wait_keys(block);
-    issue_scores();
+    wait_keys();
+    fence_up_to(block);
+    const bool whole = all_exist();
+    issue_scores(key_tile());
     wait_products<0>();
     pin(scores_);
-    finish_keys(block, last);
+    finish_keys(block, last, whole);
     soften();
     pack();
     values_block_ = block;
   }
 
   __device__ void next_block(int32_t block, bool last) {
-    wait_keys(block);
+    // All that can be is at hand when the turn comes.
+    const uint32_t k = key_tile(), v = value_tile();
+    wait_keys();
+    wait_values();
+    fence_up_to(block + 1);
+    const bool whole = all_exist();
     named_sync(kTurn + group_, 256);
-    issue_scores();
-    wait_values(values_block_);
-    issue_values();
+    issue_scores(k);
+    issue_values(v);
     named_arrive(kTurn + 1 - group_, 256);
     wait_products<1>();
     pin(scores_);
-    finish_keys(block, last);
+    finish_keys(block, last, whole);
     const bool moved = soften();
     // Exponentials belong before the wait: they are what the product of values overlaps with.
     finish_before_wait(fminf(sum_[0], sum_[1]));
@@ -317,8 +339,9 @@ class AttendComputer {
   }
 
   __device__ void last_values() {
-    wait_values(values_block_);
-    issue_values();
+    wait_values();
+    fence_up_to(values_block_);
+    issue_values(value_tile());
     wait_products<0>();
     pin(out_);
     release(memory_.v_empty[v_ring_.stage]);
@@ -326,9 +349,11 @@ class AttendComputer {
   }
 
   /// After the product of scores: masks, and gives the tile of K (and with the last the queries) back.
-  __device__ void finish_keys(int32_t block, bool last) {
+  /// whole: all of the tile's keys exist.
+  __device__ void finish_keys(int32_t block, bool last, bool whole) {
+    const bool masks = block >= unmasked_ || !whole;
     uint32_t exists[4] = {kFullWarp, kFullWarp, kFullWarp, kFullWarp};
-    if (listed_) {
+    if (listed_ && masks) {
       const uint4 words = *reinterpret_cast<const uint4*>(memory_.exists[k_ring_.stage]);
       exists[0] = words.x;
       exists[1] = words.y;
@@ -340,7 +365,7 @@ class AttendComputer {
     release(memory_.k_empty[k_ring_.stage]);
     k_ring_.next();
     if (last) release(memory_.q_empty);
-    if (block < unmasked_ && (exists[0] & exists[1] & exists[2] & exists[3]) == kFullWarp) return;
+    if (!masks) return;
     const int first = 2 * (lane_ & 3);
     const int32_t limits[2] = {limit_[0] - block * kKeys - first, limit_[1] - block * kKeys - first};
 #pragma unroll
@@ -407,41 +432,65 @@ class AttendComputer {
       sum_[half] = total;
       inverse[half] = total == 0 ? 0 : p.v_scale / total;
     }
+    bool exists[2];
+    int64_t to[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = row_of(half), n = unit.block.first + i;
-      const bool exists = i < unit.block.rows;
+      exists[half] = i < unit.block.rows;
       const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
       const float lse = sum_[half] == 0 ? -INFINITY : reference_[half] + log2f(sum_[half]);
-      if (exists && (lane_ & 3) == 0) {
+      if (exists[half] && (lane_ & 3) == 0) {
         if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
         if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
       }
-      const int64_t to = row * p.out_row_stride + head * p.out_head_stride;
+      to[half] = row * p.out_row_stride + head * p.out_head_stride;
       // Without keys no product has set the sums.
-      const float factor = started_ != 0 ? inverse[half] : 0;
-      if (p.out_dtype == DType::kF32) {
-        float* out = static_cast<float*>(p.out) + to + 2 * (lane_ & 3);
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j)
-          if (exists) *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor);
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < D / 8; j += 4) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i4 = 0; i4 < 4; ++i4) {
-          const float2 pair = scaled(4 * (j + i4) + 2 * half, factor);
-          words[i4] = p.out_dtype == DType::kBF16 ? pack_pair<__nv_bfloat16>(pair.x, pair.y)
-                                                  : pack_pair<__half>(pair.x, pair.y);
-        }
-        transpose_quad(words);
-        if (exists)
-          *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + to + (j + (lane_ & 3)) * 8) =
-              make_uint4(words[0], words[1], words[2], words[3]);
-      }
+      if (started_ == 0) inverse[half] = 0;
     }
+    switch (p.out_dtype) {
+      case DType::kF32:
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float* out = static_cast<float*>(p.out) + to[half] + 2 * (lane_ & 3);
+#pragma unroll
+          for (int j = 0; j < D / 8; ++j)
+            if (exists[half])
+              *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, inverse[half]);
+        }
+        break;
+      case DType::kBF16:
+        store_packed<__nv_bfloat16>(inverse, exists, to);
+        break;
+      default:
+        store_packed<__half>(inverse, exists, to);
+        break;
+    }
+  }
+  template <class Out>
+  __device__ void store_packed(const float (&factor)[2], const bool (&exists)[2], const int64_t (&to)[2]) {
+    // Some rows of registers at once, so that shuffles do not wait for each other.
+    constexpr int kSquares = D == 64 ? 2 : 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int first = 0; first < D / 8; first += 4 * kSquares) {
+        uint32_t words[kSquares][4];
+#pragma unroll
+        for (int n = 0; n < kSquares; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 pair = scaled(4 * (first + 4 * n + i) + 2 * half, factor[half]);
+            words[n][i] = pack_pair<Out>(pair.x, pair.y);
+          }
+        transpose_quads(words);
+        uint16_t* out = static_cast<uint16_t*>(call_.params.out) + to[half] + (first + (lane_ & 3)) * 8;
+#pragma unroll
+        for (int n = 0; n < kSquares; ++n)
+          if (exists[half])
+            *reinterpret_cast<uint4*>(out + 32 * n) =
+                make_uint4(words[n][0], words[n][1], words[n][2], words[n][3]);
+      }
   }
   __device__ float2 scaled(int i, float factor) const {
     return factor == 0 ? make_float2(0, 0) : make_float2(out_[i] * factor, out_[i + 1] * factor);

@@ -53,9 +53,10 @@ struct PrefillTotals {
   int32_t sparse_blocks;  // in sparse_table
   int32_t tiles;          // in tile_table
   int32_t needed_sets;    // in needed_sets
+  int32_t chunk_tiles;    // of a chunk: as many as there is room for with the needed sets alone
 };
 
-/// Boxes of K or V for tiles of prefill_chain_load.cuh: whole rows of one head, of keys that lie one after
+/// Boxes of K or V for tiles of prefill_load.cuh: whole rows of one head, of keys that lie one after
 /// another in a page or in packed sequences. Coordinates: 0, key, head * head_panels, 0, page.
 struct BoxMap {
   CUtensorMap map = {};
@@ -71,7 +72,7 @@ struct PrefillCall {
   int32_t reader_heads = 0;  // query heads that share a list
   int32_t tile_parts = 0;    // units of work of a tile and reader
   int32_t dense_rows = 0;    // packed rows of an entry of dense_table
-  int32_t chunk_tiles = 0;   // tiles whose pooled weights are kept at a time
+  int32_t chunk_tiles = 0;   // tiles whose pooled weights fit at a time, if all sets are needed
   int32_t chunks = 0;
   int64_t weight_stride = 0;   // keys, a multiple of 128
   int64_t dense_capacity = 0;  // entries of the tables
@@ -91,17 +92,14 @@ struct PrefillCall {
   RowBlock* sparse_table = nullptr;
   TileEntry* tile_table = nullptr;
   float* lse = nullptr;           // [total_q, H] log2
-  float* weights = nullptr;       // [chunk_tiles, S, weight_stride] pooled
-  int32_t* histograms = nullptr;  // [chunk_tiles, S, kWeightBins] of the ranked candidates
+  float* weights = nullptr;       // pooled [totals->chunk_tiles, needed sets, weight_stride]
+  int32_t* histograms = nullptr;  // [totals->chunk_tiles, needed sets, kWeightBins] of the ranked candidates
 
   int32_t page_shift = -1;  // log2 of page_size where it is a power of two
 
-  // Tensor maps of K and V, boxes of map_rows keys and 64 elements; map_rows is 0 where boxes cannot be used.
-  int32_t map_rows = 0;
   int32_t multiprocessors = 0;  // that the passes over keys may fill
-  CUtensorMap k_map = {}, v_map = {};
-  // The same for prefill_chain; boxes of box_rows keys.
-  int32_t box_rows = 0;
+
+  int32_t box_rows = 0;  // keys of a box; 0 where boxes cannot be used
   BoxMap k_boxes, v_boxes;
 
   // Strides of tokens and pages, and of rows and heads of q, in the largest power of two of bytes that

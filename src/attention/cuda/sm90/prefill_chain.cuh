@@ -10,9 +10,6 @@
 
 namespace kascade::cuda {
 
-/// x, which is the same in all lanes, in a uniform register.
-__device__ inline uint32_t in_uniform_register(uint32_t x) { return __reduce_max_sync(kFullWarp, x); }
-
 /// x, which is false so often that what follows belongs out of the way.
 __device__ inline bool rarely(bool x) { return __builtin_expect(static_cast<long>(x), 0L) != 0; }
 
@@ -21,26 +18,6 @@ __device__ inline bool rarely(bool x) { return __builtin_expect(static_cast<long
 __device__ inline void finish_before_products(float x) {
   asm volatile("{\n.reg .pred huge;\nsetp.gt.f32 huge, %0, 0f7E967699;\n@huge nanosleep.u32 0;\n}\n" ::"f"(x)
                : "memory");
-}
-
-/// Transposes 4 x 4 words over the four lanes of a quad, for each of `count` such squares.
-template <int count>
-__device__ inline void transpose_quads(uint32_t (&r)[count][4]) {
-  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
-#pragma unroll
-  for (int n = 0; n < count; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? r[n][i] : r[n][i + 1], 1);
-      (odd ? r[n][i] : r[n][i + 1]) = got;
-    }
-#pragma unroll
-  for (int n = 0; n < count; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t got = __shfl_xor_sync(kFullWarp, high ? r[n][i] : r[n][i + 2], 2);
-      (high ? r[n][i] : r[n][i + 2]) = got;
-    }
 }
 
 template <class T, int D>

@@ -148,27 +148,6 @@ class UnitDrawer {
   uint32_t index_ = 0;
 };
 
-// Tiles [rows, D] in shared memory are eight rows after eight rows here, of these 64 columns after 64
-// columns, swizzled: so one box brings all columns of its keys.
-template <int D>
-constexpr int kEightRows = 8 * D * 2;  // bytes
-
-/// Where 16-byte piece `piece` of row `row` lies in such a tile.
-template <int D>
-__device__ inline uint32_t tile_piece(uint32_t tile, int row, int piece) {
-  return tile + static_cast<uint32_t>(row / 8 * kEightRows<D> + piece / 8 * 1024 + row % 8 * 128 +
-                                      ((piece ^ row) & 7) * 16);
-}
-/// A tile as an operand of products, which are over its columns or its rows.
-template <int D>
-__device__ inline uint64_t row_descriptor(uint32_t tile) {
-  return matrix_descriptor(tile, 1024, kEightRows<D>);
-}
-/// Where columns [16 step, 16 step + 16) of a tile begin.
-__device__ inline constexpr uint32_t step_bytes(int step) {
-  return static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
-}
-
 /// Rows of a tile [rows, D] that one loading warp copies: [warp * kRows, (warp + 1) * kRows), kAtOnce of them
 /// by one instruction.
 template <int rows, int D>

@@ -8,6 +8,7 @@
 
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/ptx/barrier.cuh"
+#include "base/cuda/ptx/wgmma.cuh"
 
 namespace kascade::cuda {
 
@@ -20,34 +21,64 @@ constexpr uint32_t kFullArrivals = kLoadWarps * 32 + kLoadWarps;
 
 __device__ inline int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
-/// Where 16-byte piece `piece` of row `row` lies in a tile of `rows` rows: 64 columns after 64 columns,
-/// swizzled.
-template <int rows>
-__device__ inline uint32_t piece_address(uint32_t tile, int row, int piece) {
-  return tile + static_cast<uint32_t>(piece / 8 * rows * 128 + row * 128 + ((piece ^ row) & 7) * 16);
+// Tiles [rows, D] in shared memory are eight rows after eight rows, of these 64 columns after 64
+// columns, swizzled: so one box brings all columns of its keys.
+template <int D>
+constexpr int kEightRows = 8 * D * 2;  // bytes
+
+/// Where 16-byte piece `piece` of row `row` lies in such a tile.
+template <int D>
+__device__ inline uint32_t tile_piece(uint32_t tile, int row, int piece) {
+  return tile + static_cast<uint32_t>(row / 8 * kEightRows<D> + piece / 8 * 1024 + row % 8 * 128 +
+                                      ((piece ^ row) & 7) * 16);
+}
+/// A tile as an operand of products, which are over its columns or its rows.
+template <int D>
+__device__ inline uint64_t row_descriptor(uint32_t tile) {
+  return matrix_descriptor(tile, 1024, kEightRows<D>);
+}
+/// Where columns [16 step, 16 step + 16) of a tile begin.
+__device__ inline constexpr uint32_t step_bytes(int step) {
+  return static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
 }
 
 /// One loading warp copies its rows [warp * rows / 4, ...) of a tile [rows, D]: row i of them from base +
-/// offset of lane i; zeros where that lane's `exists` is false.
-template <int rows, int D, class T>
-__device__ inline void copy_rows(uint32_t tile, const T* base, int64_t offset, bool exists, int warp,
-                                 int lane) {
+/// unit * offset of lane i; zeros where that lane's `exists` is false.
+template <int rows, int D>
+__device__ inline void copy_rows(uint32_t tile, const void* base, uint32_t offset, uint32_t unit, bool exists,
+                                 int warp, int lane) {
   constexpr int kPieces = D / 8, kRows = rows / kLoadWarps, kAtOnce = 32 / kPieces;
   const int own_row = lane / kPieces, piece = lane % kPieces;
-  const uint32_t own = piece_address<rows>(tile, warp * kRows + own_row, piece);
+  const uint32_t own = tile_piece<D>(tile, warp * kRows + own_row, piece);
+  const auto to = [own](int row) {
+    return (own ^ static_cast<uint32_t>(row % 8 * 16)) +
+           static_cast<uint32_t>(row / 8 * kEightRows<D> + row % 8 * 128);
+  };
   const uint32_t all = __ballot_sync(kFullWarp, exists || lane >= kRows);
-  const T* from = base + piece * 8;
+  const char* from = static_cast<const char*>(base) + piece * 16;
   if (all == kFullWarp) {
+    // Some at a time, step by step, so that no copy waits for the one before it: a shuffle and an address
+    // take 40 cycles, and as long again until the copy has read its registers.
+    constexpr int kBatch = D == 256 ? 4 : 8;
+    static_assert(kRows % (kBatch * kAtOnce) == 0);
 #pragma unroll
-    for (int row = 0; row < kRows; row += kAtOnce)
-      copy_async_16((own ^ static_cast<uint32_t>((row & 7) * 16)) + row * 128,
-                    from + __shfl_sync(kFullWarp, offset, row + own_row), 16);
+    for (int first = 0; first < kRows; first += kBatch * kAtOnce) {
+      uint32_t offsets[kBatch];
+      const char* rows_from[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        offsets[i] = __shfl_sync(kFullWarp, offset, first + i * kAtOnce + own_row);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) rows_from[i] = from + uint64_t{offsets[i]} * unit;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) copy_async_16(to(first + i * kAtOnce), rows_from[i], 16);
+    }
     return;
   }
 #pragma unroll 1
   for (int row = 0; row < kRows; row += kAtOnce)
-    copy_async_16((own ^ static_cast<uint32_t>((row & 7) * 16)) + row * 128,
-                  from + __shfl_sync(kFullWarp, offset, row + own_row), (all >> (row + own_row) & 1u) * 16);
+    copy_async_16(to(row), from + uint64_t{__shfl_sync(kFullWarp, offset, row + own_row)} * unit,
+                  (all >> (row + own_row) & 1u) * 16);
 }
 
 /// A ring of tiles: stage and parity of the next one.
@@ -134,7 +165,7 @@ class BlockLoader {
   /// Starts on blocks block, block - 1, ... of a list.
   __device__ void begin(const KeyList& keys, int32_t block) {
     keys_ = keys;
-    boxes_ = keys.list == nullptr && keys.own_begin == 0 && call_.map_rows != 0;
+    boxes_ = keys.list == nullptr && keys.own_begin == 0 && call_.box_rows != 0;
     if (boxes_) return;
     first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + keys.batch) : 0;
     position_ = resolve(load_entry(block), block);
@@ -162,9 +193,10 @@ class BlockLoader {
   /// K of the block; exists: a bit for each of its keys, written when the list is not boxed.
   __device__ void copy_keys(int32_t block, uint32_t tile, uint64_t& full, uint32_t* exists) {
     const AttentionParams& p = call_.params;
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_map);
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_boxes);
     copy_rows<kKeys, D>(tile, static_cast<const T*>(p.k) + keys_.kv_head * p.k_head_stride,
-                        offset(p.k_page_stride, p.k_token_stride), position_ >= 0, warp_, lane_);
+                        page_ * call_.k_page_units + slot() * call_.k_token_units, call_.kv_unit,
+                        position_ >= 0, warp_, lane_);
     const uint32_t bits = __ballot_sync(kFullWarp, position_ >= 0 && lane_ < kRows);
     arrive_after_copies(full);
     if (lane_ != 0) return;
@@ -177,9 +209,10 @@ class BlockLoader {
   }
   __device__ void copy_values(int32_t block, uint32_t tile, uint64_t& full) {
     const AttentionParams& p = call_.params;
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_map);
+    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_boxes);
     copy_rows<kKeys, D>(tile, static_cast<const T*>(p.v) + keys_.kv_head * p.v_head_stride,
-                        offset(p.v_page_stride, p.v_token_stride), position_ >= 0, warp_, lane_);
+                        page_ * call_.v_page_units + slot() * call_.v_token_units, call_.kv_unit,
+                        position_ >= 0, warp_, lane_);
     arrive_after_copies(full);
     if (lane_ == 0) arrive(full);
   }
@@ -219,19 +252,19 @@ class BlockLoader {
   __device__ int32_t page_of(int32_t position) const {
     return call_.page_shift >= 0 ? position >> call_.page_shift : position / call_.params.page_size;
   }
-  __device__ int32_t load_page(int32_t position) const {
+  __device__ uint32_t load_page(int32_t position) const {
     const AttentionParams& p = call_.params;
     if (p.page_table == nullptr || position < 0) return 0;
     return __ldg(p.page_table + keys_.batch * p.page_table_stride + page_of(position));
   }
-  __device__ int64_t offset(int64_t page_stride, int64_t token_stride) const {
-    const AttentionParams& p = call_.params;
+  /// Where the lane's key lies in its page, or among all keys that are packed; its page is 0 then.
+  __device__ uint32_t slot() const {
     if (position_ < 0) return 0;
-    if (p.page_table == nullptr) return (int64_t{first_token_} + position_) * token_stride;
-    return page_ * page_stride + (position_ - page_of(position_) * p.page_size) * token_stride;
+    if (call_.params.page_table == nullptr) return static_cast<uint32_t>(first_token_ + position_);
+    return static_cast<uint32_t>(position_ - page_of(position_) * call_.params.page_size);
   }
 
-  __device__ void copy_boxes(int32_t block, uint32_t tile, uint64_t& full, const CUtensorMap& map) const {
+  __device__ void copy_boxes(int32_t block, uint32_t tile, uint64_t& full, const BoxMap& map) const {
     if (warp_ != 0) return;
     const AttentionParams& p = call_.params;
     if (lane_ == 0) {
@@ -239,7 +272,7 @@ class BlockLoader {
       arrive(full, kFullArrivals);
     }
     __syncwarp();
-    const int32_t rows = call_.map_rows;
+    const int32_t rows = call_.box_rows;
 #pragma unroll 1
     for (int32_t box = lane_; box < kKeys / rows; box += 32) {
       const int32_t key = block * kKeys + box * rows;
@@ -250,10 +283,8 @@ class BlockLoader {
       } else {
         token += __ldg(p.cu_seqlens_kv + keys_.batch);
       }
-#pragma unroll
-      for (int panel = 0; panel < D / 64; ++panel)
-        copy_box(tile + static_cast<uint32_t>(panel * kKeys + box * rows) * 128, &map, full, panel * 64,
-                 token, keys_.kv_head, page);
+      copy_box(tile + static_cast<uint32_t>(box * rows * D * 2), &map.map, shared_address(&full), 0, token,
+               keys_.kv_head * map.head_panels, 0, page);
     }
     __syncwarp();
   }
@@ -262,23 +293,26 @@ class BlockLoader {
   const int warp_, lane_;
   KeyList keys_;
   bool boxes_ = false;
-  int32_t first_token_ = 0;           // packed: of the sequence
-  int32_t position_ = -1, page_ = 0;  // of this lane's key of the block
+  int32_t first_token_ = 0;  // packed: of the sequence
+  int32_t position_ = -1;    // of this lane's key of the block
+  uint32_t page_ = 0;        // its page
   // The same for the block before, looked up one block ahead; entries are loaded two blocks ahead.
-  int32_t next_position_ = -1, next_page_ = 0;
+  int32_t next_position_ = -1;
+  uint32_t next_page_ = 0;
   Entry next_entry_, after_next_;
 };
 
 /// Copies packed rows [first, first + rows) of a unit to a tile [kBlockRows, D]; other rows become zeros.
 /// heads: query heads that share the keys, from head_begin on.
-template <class T, int D>
-__device__ inline void copy_queries(const AttentionParams& p, uint32_t tile, int32_t row, int32_t first,
+template <int D>
+__device__ inline void copy_queries(const PrefillCall& call, uint32_t tile, int32_t row, int32_t first,
                                     int32_t rows, int32_t head_begin, int32_t heads, int warp, int lane) {
   const int32_t i = warp * 32 + lane, n = first + i;
   const bool exists = i < rows;
-  const int64_t offset =
-      exists ? int64_t{row + n / heads} * p.q_row_stride + (head_begin + n % heads) * p.q_head_stride : 0;
-  copy_rows<kBlockRows, D>(tile, static_cast<const T*>(p.q), offset, exists, warp, lane);
+  const uint32_t offset = exists ? static_cast<uint32_t>(row + n / heads) * call.q_row_units +
+                                       static_cast<uint32_t>(head_begin + n % heads) * call.q_head_units
+                                 : 0;
+  copy_rows<kBlockRows, D>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
 }
 
 }  // namespace kascade::cuda

@@ -130,10 +130,11 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   if (thread == 0) {
     call.dense_begin[0] = call.sparse_begin[0] = call.tile_begin[0] = 0;
     PrefillTotals totals = {min(dense_before, dense_most), min(sparse_before, sparse_most),
-                            min(tiles_before, tiles_most), 0};
+                            min(tiles_before, tiles_most), 0, 0};
     if (selects(p.role))
       for (int32_t set = 0; set < call.sets; ++set)
         if (is_needed(p, set)) call.needed_sets[totals.needed_sets++] = set;
+    totals.chunk_tiles = call.chunk_tiles * call.sets / max(totals.needed_sets, 1);
     *call.totals = totals;
   }
   if (p.status != nullptr && status != 0) atomicOr(p.status, status);
@@ -225,11 +226,11 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   for (int32_t x = first; x < totals.tiles; x += step) {
     const TileEntry entry = tile_entry(call, x);
     call.tile_table[x] = entry;
-    atomicMax(call.chunk_keys + x / call.chunk_tiles, entry.candidates);
+    atomicMax(call.chunk_keys + x / totals.chunk_tiles, entry.candidates);
   }
   if (!selects(call.params.role)) return;
   // Every selection leaves its histogram empty for the next chunk.
-  const int64_t bins = int64_t{call.chunk_tiles} * call.sets * kWeightBins;
+  const int64_t bins = int64_t{totals.chunk_tiles} * totals.needed_sets * kWeightBins;
   for (int64_t i = first; i < bins; i += step) call.histograms[i] = 0;
 }
 

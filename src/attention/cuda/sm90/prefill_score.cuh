@@ -4,6 +4,8 @@
 // warpgroup has a product of scores being multiplied while another is exponentiated.
 #pragma once
 
+#include <cstddef>
+
 #include "attention/cuda/sm90/prefill_attend.cuh"
 #include "attention/cuda/sm90/prefill_weights.cuh"
 
@@ -60,6 +62,7 @@ class ScoreComputer {
   __device__ explicit ScoreComputer(const PrefillCall& call, Memory& memory)
       : call_(call),
         memory_(memory),
+        base_(kept(shared_address(&memory))),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -70,31 +73,55 @@ class ScoreComputer {
   }
 
   /// Self::add for blocks last, last - 1, ..., first: one warpgroup multiplies while others exponentiate.
-  __device__ void run_blocks(int32_t last, int32_t first) {
+  /// queries, keys: where the warpgroup's rows begin in shared memory, and in a tile of K.
+  __device__ void run_blocks(uint32_t queries, uint32_t keys, int32_t last, int32_t first) {
+    const uint32_t q = in_uniform_register(queries);
 #pragma unroll 1
     for (int32_t block = last; block >= first; --block) {
-      wait_barrier(memory_.k_full[ring_.stage], ring_.parity);
+      // The address is at hand when the tile is.
+      const uint32_t k = in_uniform_register(tile() + keys);
+      wait_barrier(base_ + at(offsetof(Memory, k_full)) + stage_ * 8, parity_);
       if (block >= boxed_) fence_async_proxy();
       begin_products();
-      self().multiply(scores_, memory_.k[ring_.stage]);
+      self().multiply(scores_, q, k);
       commit_products();
+      const uint32_t empty = base_ + at(offsetof(Memory, k_empty)) + stage_ * 8;
+      if (++stage_ == Memory::Shape::kStages) {
+        stage_ = 0;
+        parity_ ^= 1;
+      }
+      if (block != last) self().settle();
       wait_products<0>();
       pin(scores_);
-      release(memory_.k_empty[ring_.stage]);
-      ring_.next();
+      __syncwarp();
+      if (lane_ == 0) arrive(empty);
       self().add(scores_, block);
     }
+    self().settle();
+  }
+
+  __device__ uint32_t query_tile(int part) const {
+    return base_ + at(offsetof(Memory, q)) + static_cast<uint32_t>(part) * sizeof(Memory::q[0]);
   }
 
   const PrefillCall& call_;
   Memory& memory_;
+  const uint32_t base_;  // address of memory_
   const int group_, warp_, lane_;
   int32_t boxed_ = 0;  // blocks before this one come by the copy engine
 
  private:
+  template <class T>
+  __device__ static constexpr uint32_t at(T bytes) {
+    return static_cast<uint32_t>(bytes);
+  }
+  __device__ uint32_t tile() const {
+    return base_ + at(offsetof(Memory, k)) + stage_ * at(sizeof(Memory::k[0]));
+  }
   __device__ Self& self() { return *static_cast<Self*>(this); }
 
-  Ring<Memory::Shape::kStages> ring_;
+  // Of the next tile of K.
+  uint32_t stage_ = 0, parity_ = 0;
   float scores_[64];
 };
 
@@ -121,7 +148,7 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
       const AttendUnit unit = reader.next();
       if (unit.reader < 0) break;
       const int32_t blocks = unit_blocks<kKeys>(unit, heads);
-      this->boxed_ = call_.map_rows == 0 ? 0 : unit.block.keys / kKeys;
+      this->boxed_ = call_.box_rows == 0 ? 0 : unit.block.keys / kKeys;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads);
@@ -133,7 +160,8 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
         wait_barrier(memory_.q_full, q_parity);
         q_parity ^= 1;
         fence_async_proxy();
-        this->run_blocks(blocks - 1, 0);
+        this->run_blocks(this->query_tile(group_ / 2) + static_cast<uint32_t>(group_ % 2 * 64 * D * 2), 0,
+                         blocks - 1, 0);
         this->release(memory_.q_empty);
       }
       store(unit, heads);
@@ -143,14 +171,11 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
  private:
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
 
-  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
-    const uint64_t q =
-        matrix_descriptor(uniform(shared_address(memory_.q[group_ / 2]) + group_ % 2 * 64 * 128), 0);
-    const uint64_t k = matrix_descriptor(uniform(shared_address(keys)), 0);
+  __device__ void multiply(float (&scores)[64], uint32_t queries, uint32_t keys) {
+    const uint64_t q = row_descriptor<D>(queries), k = row_descriptor<D>(keys);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-      Product<T, kKeys>::shared(scores, advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32),
-                                advance(k, step / 4 * kKeys * 128 + step % 4 * 32), step > 0);
+      Product<T, kKeys>::shared(scores, advance(q, step_bytes(step)), advance(k, step_bytes(step)), step > 0);
   }
 
   /// Sums of 2^(score - reference) over the thread's keys of both rows; offset: less the references.
@@ -173,6 +198,8 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
     sums[0] = partial[0][0] + partial[0][1];
     sums[1] = partial[1][0] + partial[1][1];
   }
+
+  __device__ void settle() {}
 
   __device__ void add(float (&scores)[64], int32_t block) {
     if (block >= unmasked_) {
@@ -248,9 +275,14 @@ __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
   }
 }
 
+/// Counts one more at an address in shared memory.
+__device__ inline void count_shared(uint32_t address) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
+}
+
 /// One tile of a unit of pooling.
 struct PoolTile {
-  int32_t slot;  // in its chunk
+  int32_t place;  // of its weights and histogram for the unit's set
   int32_t row, rows;
   int32_t end_key;              // weights of keys before it are wanted; 0 for none
   int32_t sinks, recent_begin;  // ranked keys lie between
@@ -294,10 +326,10 @@ __device__ inline int32_t pooled_rows(const PoolUnit& unit, const PoolRows& rows
   return max(unit.tiles[0].rows, unit.tiles[1].rows) * rows.heads;
 }
 
-__device__ inline PoolTile pool_tile(const PrefillCall& call, const TileEntry& entry, int32_t slot,
+__device__ inline PoolTile pool_tile(const PrefillCall& call, const TileEntry& entry, int32_t place,
                                      int32_t first_key) {
   PoolTile tile;
-  tile.slot = slot;
+  tile.place = place;
   tile.row = entry.row;
   tile.rows = entry.rows;
   tile.sinks = entry.sinks;
@@ -312,15 +344,16 @@ __device__ inline PoolTile pool_tile(const PrefillCall& call, const TileEntry& e
 /// The next unit of a chunk that has keys: all tiles on one range of one head's keys before the next range.
 template <int parts>
 __device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk) {
-  const int32_t tiles = min(call.totals->tiles - chunk * call.chunk_tiles, call.chunk_tiles);
+  const PrefillTotals& totals = *call.totals;
+  const int32_t tiles = min(totals.tiles - chunk * totals.chunk_tiles, totals.chunk_tiles);
   const int32_t ranges = divide_up(call.chunk_keys[chunk], kRangeKeys);
-  const TileEntry* table = call.tile_table + chunk * call.chunk_tiles;
+  const TileEntry* table = call.tile_table + chunk * totals.chunk_tiles;
   PoolUnit unit = {};
   unit.set = -1;
   while (tiles > 0) {
     const int32_t index = atomicAdd(call.counters + 2 + chunk, 1);
     const int32_t needed = index / tiles / max(ranges, 1);
-    if (ranges == 0 || needed >= call.totals->needed_sets) break;
+    if (ranges == 0 || needed >= totals.needed_sets) break;
     const int32_t set = call.needed_sets[needed], slot = index % tiles;
     const TileEntry entry = table[slot];
     // The second of a pair comes with the first.
@@ -328,10 +361,11 @@ __device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk
     unit.batch = entry.batch;
     unit.keys = entry.keys;
     unit.first_key = index / tiles % ranges * kRangeKeys;
-    unit.tiles[0] = pool_tile(call, entry, slot, unit.first_key);
+    unit.tiles[0] = pool_tile(call, entry, slot * totals.needed_sets + needed, unit.first_key);
     unit.tiles[1] = PoolTile{};
     if (parts == 2 && slot % 2 == 0 && slot + 1 < tiles && table[slot + 1].batch == entry.batch)
-      unit.tiles[1] = pool_tile(call, table[slot + 1], slot + 1, unit.first_key);
+      unit.tiles[1] =
+          pool_tile(call, table[slot + 1], (slot + 1) * totals.needed_sets + needed, unit.first_key);
     unit.end_key = max(unit.tiles[0].end_key, unit.tiles[1].end_key);
     if (unit.end_key == 0) continue;
     unit.set = set;
@@ -385,9 +419,8 @@ __device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& mem
 #pragma unroll
           for (int i = 0; i < kParts; ++i) {
             const PoolPart part(unit, rows, begin, i);
-            copy_queries<T, D>(call.params, shared_address(memory.q[i]), part.tile.row, begin, part.rows,
-                               rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp,
-                               lane);
+            copy_queries<D>(call, shared_address(memory.q[i]), part.tile.row, begin, part.rows,
+                            rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp, lane);
           }
           arrive_after_copies(memory.q_full);
         }
@@ -426,7 +459,7 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
       const PoolUnit unit = reader.next();
       if (unit.set < 0) break;
       const PoolRows rows(call_, unit.set);
-      this->boxed_ = call_.map_rows == 0 ? 0 : unit.keys / kKeys;
+      this->boxed_ = call_.box_rows == 0 ? 0 : unit.keys / kKeys;
       bool fresh = true;
       for (int32_t g = rows.kv_head_begin; g < rows.kv_head_end; ++g)
         for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
@@ -435,7 +468,8 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
           wait_barrier(memory_.q_full, q_parity);
           q_parity ^= 1;
           fence_async_proxy();
-          this->run_blocks(divide_up(unit.end_key, kKeys) - 1, unit.first_key / kKeys);
+          this->run_blocks(this->query_tile(own_part()), static_cast<uint32_t>(group_ % 2 * 64 * D * 2),
+                           divide_up(unit.end_key, kKeys) - 1, unit.first_key / kKeys);
           this->release(memory_.q_empty);
         }
       named_sync(kAll, kThreads);
@@ -443,7 +477,7 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
       for (int i = 0; i < kParts; ++i) {
         const PoolTile& tile = unit.tiles[i];
         if (tile.end_key == 0) continue;
-        int32_t* histogram = call_.histograms + (int64_t{tile.slot} * call_.sets + unit.set) * kWeightBins;
+        int32_t* histogram = call_.histograms + int64_t{tile.place} * kWeightBins;
         for (int bin = thread; bin < kWeightBins; bin += kThreads) {
           const int32_t count = histograms_[i * kWeightBins + bin];
           if (count == 0) continue;
@@ -456,50 +490,57 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
   }
 
  private:
-  /// What add() needs to know of a part.
+  /// What add() needs to know of a part; add() goes on from block to block with it.
   struct Part {
-    float* weights;
-    int32_t end_key;              // 0 for a part without rows
-    int32_t sinks, recent_begin;  // counted in the histogram; nothing before the last rows are added
-    int32_t* histogram;           // its tile's, in shared memory
-    bool fresh;                   // the first rows of the unit: weights are set, not added to
+    float* weight;  // of the thread's key of the block
+    bool stores;    // whether the thread has a key whose weight is stored
+    bool fresh;     // the first rows of the unit: weights are set, not added to
+    // The thread's key less the first that is ranked, and how many are; none before the last rows are added.
+    uint32_t place, ranked;
+    uint32_t histogram;  // its tile's, an address in shared memory
   };
 
   __device__ void begin_part(const PoolUnit& unit, const PoolRows& rows, int32_t g, int32_t begin,
                              bool fresh) {
     const PoolPart part(unit, rows, begin, own_part());
+    // Of the last block; lanes 0 and 1 of a quad end up with the weights of its two keys. What the last block
+    // has beyond the tile's end is stored too, where nobody looks at it.
+    const int32_t key = (divide_up(unit.end_key, kKeys) - 1) * kKeys + group_ % 2 * 64 + warp_ * 16 +
+                        lane_ / 4 + 8 * (lane_ & 1);
     Part& p = part_;
-    p.weights = call_.weights + (int64_t{part.tile.slot} * call_.sets + unit.set) * call_.weight_stride;
-    p.end_key = part.rows > 0 ? part.tile.end_key : 0;
+    p.weight = call_.weights + int64_t{part.tile.place} * call_.weight_stride + key;
+    p.stores = part.rows > 0 && part.tile.end_key > 0 && (lane_ & 2) == 0;
     p.fresh = fresh;
-    p.sinks = part.tile.sinks;
-    p.histogram = histograms_ + own_part() * kWeightBins;
     const bool last = g == rows.kv_head_end - 1 && part.rows <= kBlockRows;
-    p.recent_begin = last ? part.tile.recent_begin : 0;
+    const int32_t end = min(part.tile.recent_begin, part.tile.end_key);
+    p.place = static_cast<uint32_t>(key - part.tile.sinks);
+    p.ranked = last ? static_cast<uint32_t>(max(end - part.tile.sinks, 0)) : 0;
+    p.histogram = shared_address(histograms_ + own_part() * kWeightBins);
     const int32_t head_begin = rows.head_begin + (g - rows.kv_head_begin) * rows.heads;
-    // Infinite for columns without a row, whose weights become zero.
+    // Infinite for columns without a row, whose weights become zero. n / heads for n below 65536:
+    const uint32_t reciprocal = 0xFFFFFFFFu / static_cast<uint32_t>(rows.heads) + 1;
+    const float* lse = call_.lse + int64_t{part.tile.row} * call_.params.query_heads + head_begin;
 #pragma unroll
     for (int c = 0; c < 32; ++c) {
       const int32_t at = c / 2 * 8 + 2 * (lane_ & 3) + c % 2, n = begin + at;
-      const int64_t row = part.tile.row + n / rows.heads;
-      lse_[c] =
-          at < part.rows ? call_.lse[row * call_.params.query_heads + head_begin + n % rows.heads] : INFINITY;
+      const int32_t token =
+          rows.heads == 1 ? n : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), reciprocal));
+      lse_[c] = at < part.rows ? lse[token * call_.params.query_heads + n - token * rows.heads] : INFINITY;
     }
   }
 
   // Warpgroups 0 and 1 take the two halves of a block's keys for the first part, the others for the second.
   __device__ int own_part() const { return group_ / 2; }
 
-  __device__ void multiply(float (&scores)[64], const unsigned char* keys) {
-    const uint64_t k = matrix_descriptor(uniform(shared_address(keys) + group_ % 2 * 64 * 128), 0);
-    const uint64_t q = matrix_descriptor(uniform(shared_address(memory_.q[own_part()])), 0);
+  __device__ void multiply(float (&scores)[64], uint32_t queries, uint32_t keys) {
+    const uint64_t q = row_descriptor<D>(queries), k = row_descriptor<D>(keys);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-      Product<T, kBlockRows>::shared(scores, advance(k, step / 4 * kKeys * 128 + step % 4 * 32),
-                                     advance(q, step / 4 * kBlockRows * 128 + step % 4 * 32), step > 0);
+      Product<T, kBlockRows>::shared(scores, advance(k, step_bytes(step)), advance(q, step_bytes(step)),
+                                     step > 0);
   }
 
-  __device__ void add(const float (&scores)[64], int32_t block) {
+  __device__ void add(const float (&scores)[64], int32_t) {
     float sums[2][2] = {}, powers[2][16];
     // Added up one step later: a sum would wait for the exponential just before it.
 #pragma unroll
@@ -515,25 +556,32 @@ class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, Poo
         for (int i = 0; i < 16; ++i) sums[i >> 1 & 1][i & 1] += powers[(step - 1) & 1][i];
       }
     }
-    // Lanes 0 and 1 of a quad end up with the weights of its two keys.
-    const float first = sums[0][0] + sums[0][1], second = sums[1][0] + sums[1][1];
+    added_[0] = sums[0][0] + sums[0][1];
+    added_[1] = sums[1][0] + sums[1][1];
+  }
+
+  /// Weights of a block's keys, whose sums were added up before.
+  __device__ void settle() {
+    const float first = added_[0], second = added_[1];
     const bool odd = (lane_ & 1) != 0;
     float weight = (odd ? second : first) + __shfl_xor_sync(kFullWarp, odd ? first : second, 1);
     weight += __shfl_xor_sync(kFullWarp, weight, 2);
-    const Part& p = part_;
-    const int32_t key = block * kKeys + group_ % 2 * 64 + warp_ * 16 + lane_ / 4 + 8 * (lane_ & 1);
-    if ((lane_ & 2) == 0 && key < p.end_key) {
-      if (!p.fresh) weight += p.weights[key];
+    Part& p = part_;
+    if (p.stores) {
+      if (!p.fresh) weight += *p.weight;
       if (weight != weight) weight = kNanWeight;
-      p.weights[key] = weight;
-      if (key >= p.sinks && key < p.recent_begin)
-        atomicAdd(p.histogram + weight_bin(__float_as_int(weight)), 1);
+      *p.weight = weight;
+      if (p.place < p.ranked)
+        count_shared(p.histogram + static_cast<uint32_t>(weight_bin(__float_as_int(weight))) * 4);
     }
+    p.weight -= kKeys;
+    p.place -= kKeys;
     __syncwarp();
   }
 
   int32_t* const histograms_;  // [parts, kWeightBins] in shared memory
   Part part_;
+  float added_[2] = {};  // of the thread's rows, for each of its two keys
   float lse_[32];
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selection of a prefill call: one block takes a tile's set from its pooled weights. The histogram made with
-// the weights names the bin of the cut; the keys in that bin decide the cut exactly; a last pass writes
-// members ascending.
+// the weights names the bin of the cut. One pass over the weights marks the keys above that bin, one bit
+// each, and keeps those in it; these decide the cut exactly and get their marks; what is marked is written
+// ascending.
 #include "attention/cuda/sm90/prefill_weights.cuh"
 #include "base/cuda/launch.h"
 
@@ -14,61 +15,84 @@ constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 constexpr int kMostCandidates = 5632;
 // Keys that a warp takes at once, and a lane in a row.
 constexpr int kLaneKeys = 4, kWarpKeys = 32 * kLaneKeys;
+// Runs of kWarpKeys keys that are loaded together.
+constexpr int kAtOnce = 4;
 // Bits of a digit of the search for the cut.
 constexpr int kDigitBits = 9;
+// Keys for which there is room for marks; with more, a second pass over the weights writes the members.
+constexpr int64_t kMostMarks = int64_t{1} << 20;
 
-struct SelectMemory {
+struct alignas(16) SelectMemory {
   int32_t keys[kMostCandidates];
   int32_t positions[kMostCandidates];
   int32_t warp_sums[kWarps];
   int32_t warp_above[kWarps], warp_ties[kWarps];
   int32_t digits[kThreads];
   int32_t candidates;
-  int32_t bin, wanted;  // of the cut: its bin, and how many are wanted of that bin
-  int32_t last_tie;
+  int32_t bin, wanted;  // of the cut: its bin (or digit), and how many are wanted of that bin
+  int32_t in_bin;       // how many it has
 };
 
 class Selector {
  public:
-  __device__ Selector(const PrefillCall& call, SelectMemory& memory, int32_t chunk)
+  /// marks: room for a bit a key, null for more than kMostMarks keys.
+  __device__ Selector(const PrefillCall& call, SelectMemory& memory, uint32_t* marks, int32_t chunk)
       : call_(call),
         p_(call.params),
         memory_(memory),
+        marks_(marks),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         warp_(thread_ / 32),
-        slot_(static_cast<int32_t>(blockIdx.x) / call.sets),
-        set_(static_cast<int32_t>(blockIdx.x) % call.sets),
-        index_(chunk * call.chunk_tiles + slot_) {}
+        totals_(*call.totals),
+        needed_sets_(max(totals_.needed_sets, 1)),
+        slot_(static_cast<int32_t>(blockIdx.x) / needed_sets_),
+        needed_(static_cast<int32_t>(blockIdx.x) % needed_sets_),
+        index_(chunk * totals_.chunk_tiles + slot_) {}
 
   __device__ void run() {
-    if (index_ >= call_.totals->tiles) return;
+    if (slot_ >= totals_.chunk_tiles || index_ >= totals_.tiles) return;
     const TileEntry tile = call_.tile_table[index_];
-    const int64_t list = int64_t{tile.set} * call_.sets + set_;
+    for (int32_t set = 0, i = 0; set < call_.sets && totals_.needed_sets < call_.sets; ++set) {
+      const bool needed = i < totals_.needed_sets && call_.needed_sets[i] == set;
+      if (needed) {
+        ++i;
+      } else if (set % needed_sets_ == needed_) {
+        leave_empty(int64_t{tile.set} * call_.sets + set);
+      }
+    }
+    if (totals_.needed_sets > 0) select(tile, call_.needed_sets[needed_]);
+  }
+
+ private:
+  /// A set that nobody needs.
+  __device__ void leave_empty(int64_t list) {
+    if (thread_ == 0) p_.counts[list] = 0;
+    for (int32_t m = thread_; m < p_.capacity; m += kThreads) p_.positions[list * p_.capacity + m] = -1;
+  }
+
+  __device__ void select(const TileEntry& tile, int32_t set) {
+    const int64_t list = int64_t{tile.set} * call_.sets + set;
     int32_t* positions = p_.positions + list * p_.capacity;
-    bool needed = false;
-    for (int32_t i = 0; i < call_.totals->needed_sets; ++i) needed |= call_.needed_sets[i] == set_;
-    const int32_t recent = tile.candidates - tile.recent_begin;
-    const int32_t members = needed ? tile.sinks + tile.ranked + recent : 0;
+    const int32_t members = tile.sinks + tile.ranked + tile.candidates - tile.recent_begin;
     if (thread_ == 0) p_.counts[list] = members;
     // Sinks, recent keys and the padding.
     for (int32_t m = thread_; m < min(tile.sinks, members); m += kThreads) positions[m] = m;
-    for (int32_t m = (needed ? tile.sinks + tile.ranked : 0) + thread_; m < p_.capacity; m += kThreads)
+    for (int32_t m = tile.sinks + tile.ranked + thread_; m < p_.capacity; m += kThreads)
       positions[m] = m < members ? tile.recent_begin + m - tile.sinks - tile.ranked : -1;
-    if (!needed) return;
-    const int64_t slot_set = int64_t{slot_} * call_.sets + set_;
-    weights_ = call_.weights + slot_set * call_.weight_stride;
+    const int64_t place = int64_t{slot_} * totals_.needed_sets + needed_;
+    weights_ = call_.weights + place * call_.weight_stride;
     begin_ = tile.sinks;
     end_ = tile.recent_begin;
     positions_ = positions + tile.sinks;
     if (p_.pooled_weights != nullptr) {
-      float* pooled = p_.pooled_weights + tile.set * p_.pooled_tile_stride + set_ * p_.pooled_head_stride;
+      float* pooled = p_.pooled_weights + tile.set * p_.pooled_tile_stride + set * p_.pooled_head_stride;
       for (int32_t j = thread_; j < tile.candidates; j += kThreads) pooled[j] = weights_[j];
     }
     if (tile.ranked == end_ - begin_) {
       for (int32_t m = thread_; m < tile.ranked; m += kThreads) positions_[m] = begin_ + m;
     }
-    int32_t* histogram = call_.histograms + slot_set * kWeightBins;
+    int32_t* histogram = call_.histograms + place * kWeightBins;
     if (tile.ranked == 0 || tile.ranked == end_ - begin_) {
       // Counted for nothing where pooled weights are wanted.
       if (p_.pooled_weights != nullptr)
@@ -78,15 +102,16 @@ class Selector {
     first_ = begin_ / kLaneKeys * kLaneKeys;
     warp_share_ = ((end_ - first_ + kWarps - 1) / kWarps + kWarpKeys - 1) / kWarpKeys * kWarpKeys;
     const int32_t in_bin = find_bin(histogram, tile.ranked);
-    if (in_bin <= kMostCandidates) {
-      select_from_bin();
+    if (in_bin <= kMostCandidates && marks_ != nullptr) {
+      mark_and_keep();
+      mark_from_bin();
+      write_marked();
     } else {
       select_from_all();
+      write();
     }
-    write();
   }
 
- private:
   /// Leaves the bin of the cut in memory, and empties the histogram; returns how many keys the bin has.
   __device__ int32_t find_bin(int32_t* histogram, int32_t wanted) {
     constexpr int kShare = kWeightBins / kThreads;
@@ -109,20 +134,20 @@ class Selector {
       }
       memory_.bin = bin - i;
       memory_.wanted = wanted - above;
-      memory_.last_tie = i == 0 ? counts[0] : i == 1 ? counts[1] : i == 2 ? counts[2] : counts[3];
+      memory_.in_bin = i == 0 ? counts[0] : i == 1 ? counts[1] : i == 2 ? counts[2] : counts[3];
     }
     __syncthreads();
     wanted_ = memory_.wanted;
     low_ = bin_begin(memory_.bin);
     high_ = memory_.bin == kWeightBins - 1 ? INT32_MAX : bin_begin(memory_.bin + 1);
-    return memory_.last_tie;
+    return memory_.in_bin;
   }
 
-  /// f(position of the first, bits of the weights, mask) for runs of kLaneKeys keys, each warp over a stretch
-  /// of its own; all lanes stay together. mask: a bit for each key of the run that is ranked.
+  /// f(position of the first, bits of the weights, mask) for kAtOnce runs of kWarpKeys keys at once, of each
+  /// kLaneKeys keys in a row for every lane, and each warp over a stretch of its own; all lanes stay
+  /// together. mask: a bit for each of the lane's keys that is ranked.
   template <class F>
-  __device__ void for_each_key(F f) const {
-    constexpr int kAtOnce = 4;
+  __device__ void for_each_runs(F f) const {
     const int32_t from = first_ + warp_ * warp_share_, to = min(from + warp_share_, end_);
 #pragma unroll 1
     for (int32_t j0 = from; j0 < to; j0 += kAtOnce * kWarpKeys) {
@@ -131,37 +156,46 @@ class Selector {
       int4 loaded[kAtOnce];
       if (j0 >= begin_ && j0 + kAtOnce * kWarpKeys <= to) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) loaded[i] = runs[i * 32];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) f(j + i * kWarpKeys, loaded[i], 0xFu);
+        for (int i = 0; i < kAtOnce; ++i) loaded[i] = __ldcs(runs + i * 32);
+        f(j, loaded, kAllRuns);
         continue;
       }
+      uint32_t mask = 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int32_t at = j + i * kWarpKeys;
         loaded[i] = at < to ? runs[i * 32] : make_int4(0, 0, 0, 0);
-        uint32_t mask = 0;
 #pragma unroll
-        for (int e = 0; e < kLaneKeys; ++e) mask |= (at + e >= begin_ && at + e < to ? 1u : 0u) << e;
-        f(at, loaded[i], mask);
+        for (int e = 0; e < kLaneKeys; ++e)
+          mask |= (at + e >= begin_ && at + e < to ? 1u : 0u) << (i * kLaneKeys + e);
       }
+      f(j, loaded, mask);
     }
   }
+  static constexpr uint32_t kAllRuns = (1u << (kAtOnce * kLaneKeys)) - 1;
   static_assert(kLaneKeys == 4, "a run is four keys");
 
-  /// The bits of the wanted_-th largest key of the bin, digit by digit from the top; for_each(f) calls f with
-  /// the bits of every key of the bin, and perhaps others.
+  /// The same, run by run.
+  template <class F>
+  __device__ void for_each_key(F f) const {
+    for_each_runs([&](int32_t j, const int4(&runs)[kAtOnce], uint32_t mask) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) f(j + i * kWarpKeys, runs[i], mask >> (i * kLaneKeys) & 0xFu);
+    });
+  }
+
+  /// The wanted-th largest of the numbers of [low, low + width) that for_each(f) calls f with, besides
+  /// perhaps others; digit by digit from the top. Leaves in memory how many equal it and how many of these
+  /// are wanted.
   template <class ForEach>
-  __device__ int32_t search(ForEach for_each) {
-    const uint32_t low = static_cast<uint32_t>(low_), width = static_cast<uint32_t>(high_) - low;
-    uint32_t base = 0;  // of the keys that share the digits so far, from low on
-    int32_t wanted = wanted_;
+  __device__ int32_t search(uint32_t low, uint32_t width, int32_t wanted, ForEach for_each) {
+    uint32_t base = 0;  // of the numbers that share the digits so far, from low on
     for (int left = 32 - __clz(static_cast<int>(width - 1)); left > 0;) {
       const int digit = min(left, kDigitBits), shift = left - digit;
       memory_.digits[thread_] = 0;
       __syncthreads();
-      for_each([&](int32_t key) {
-        const uint32_t at = static_cast<uint32_t>(key) - low;
+      for_each([&](int32_t number) {
+        const uint32_t at = static_cast<uint32_t>(number) - low;
         if (at < width && (at ^ base) >> shift >> digit == 0)
           atomicAdd(&memory_.digits[(at ^ base) >> shift], 1);
       });
@@ -171,6 +205,7 @@ class Selector {
       if (sum - own < wanted && wanted <= sum) {
         memory_.bin = kThreads - 1 - thread_;
         memory_.wanted = wanted - (sum - own);
+        memory_.in_bin = own;
       }
       __syncthreads();
       base |= static_cast<uint32_t>(memory_.bin) << shift;
@@ -192,48 +227,124 @@ class Selector {
     return x + __reduce_add_sync(kFullWarp, lane_ < warp_ ? memory_.warp_sums[lane_] : 0);
   }
 
-  __device__ void select_from_bin() {
-    int32_t above = 0;
-    const uint32_t width = static_cast<uint32_t>(high_) - static_cast<uint32_t>(low_);
-    for_each_key([&](int32_t j, const int4& run, uint32_t mask) {
-      const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
-      uint32_t over = 0, inside = 0;
+  // A run's marks are kLaneKeys words, the e-th with the bits of the lanes' e-th keys.
+
+  /// Marks keys above the cut's bin, and keeps those in it.
+  __device__ void mark_and_keep() {
+    const uint32_t low = static_cast<uint32_t>(low_), width = static_cast<uint32_t>(high_) - low;
+    const int32_t to = min(first_ + (warp_ + 1) * warp_share_, end_);
+    for_each_runs([&](int32_t j, const int4(&runs)[kAtOnce], uint32_t mask) {
+      uint32_t inside = 0;
 #pragma unroll
-      for (int e = 0; e < kLaneKeys; ++e) {
-        over |= (keys[e] >= high_ ? 1u : 0u) << e;
-        inside |= (static_cast<uint32_t>(keys[e]) - static_cast<uint32_t>(low_) < width ? 1u : 0u) << e;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t keys[kLaneKeys] = {runs[i].x, runs[i].y, runs[i].z, runs[i].w};
+        uint32_t words[kLaneKeys];
+#pragma unroll
+        for (int e = 0; e < kLaneKeys; ++e) {
+          const int bit = i * kLaneKeys + e;
+          const bool ranked = (mask >> bit & 1u) != 0;
+          words[e] = __ballot_sync(kFullWarp, ranked && keys[e] >= high_);
+          inside |= (ranked && static_cast<uint32_t>(keys[e]) - low < width ? 1u : 0u) << bit;
+        }
+        const int32_t run = j + i * kWarpKeys;
+        if (lane_ == 0 && run < to)
+          *reinterpret_cast<uint4*>(marks_ + (run - first_) / kWarpKeys * kLaneKeys) =
+              make_uint4(words[0], words[1], words[2], words[3]);
       }
-      above += __popc(over & mask);
-      inside &= mask;
-      if (!__any_sync(kFullWarp, inside != 0)) return;
-      const int32_t count = __popc(inside), before = exclusive_sum(count);
+      const int32_t count = __popc(inside);
+      int32_t sum = count;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
+        if (lane_ >= step) sum += other;
+      }
       int32_t slot = 0;
-      if (lane_ == 31) slot = atomicAdd(&memory_.candidates, before + count);
-      slot = __shfl_sync(kFullWarp, slot, 31) + before;
+      if (lane_ == 31 && sum > 0) slot = atomicAdd(&memory_.candidates, sum);
+      slot = __shfl_sync(kFullWarp, slot, 31) + sum - count;
 #pragma unroll
-      for (int e = 0; e < kLaneKeys; ++e) {
-        if ((inside >> e & 1u) == 0) continue;
-        memory_.keys[slot] = keys[e];
-        memory_.positions[slot++] = j + e;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t keys[kLaneKeys] = {runs[i].x, runs[i].y, runs[i].z, runs[i].w};
+#pragma unroll
+        for (int e = 0; e < kLaneKeys; ++e) {
+          if ((inside >> (i * kLaneKeys + e) & 1u) == 0) continue;
+          memory_.keys[slot] = keys[e];
+          memory_.positions[slot++] = j + i * kWarpKeys + e;
+        }
       }
     });
-    above = __reduce_add_sync(kFullWarp, above);
-    if (lane_ == 0) atomicAdd(&memory_.warp_above[warp_], above);
     __syncthreads();
+  }
+
+  /// Marks the members among the keys of the cut's bin: those above the cut and the first of those that tie
+  /// with it.
+  __device__ void mark_from_bin() {
     const int32_t candidates = memory_.candidates;
-    cut_ = search([&](auto f) {
-      for (int32_t i = thread_; i < candidates; i += kThreads) f(memory_.keys[i]);
-    });
+    cut_ = search(static_cast<uint32_t>(low_), static_cast<uint32_t>(high_) - static_cast<uint32_t>(low_),
+                  wanted_, [&](auto f) {
+                    for (int32_t i = thread_; i < candidates; i += kThreads) f(memory_.keys[i]);
+                  });
+    const int32_t ties = memory_.in_bin, wanted = memory_.wanted;
+    __syncthreads();
+    int32_t last_tie = end_;
+    if (wanted < ties)  // from the end, so that the largest are the first
+      last_tie = end_ - 1 - search(0, static_cast<uint32_t>(end_ - begin_), wanted, [&](auto f) {
+                   for (int32_t i = thread_; i < candidates; i += kThreads)
+                     if (memory_.keys[i] == cut_) f(end_ - 1 - memory_.positions[i]);
+                 });
     for (int32_t i = thread_; i < candidates; i += kThreads) {
-      const int32_t key = memory_.keys[i], warp = (memory_.positions[i] - first_) / warp_share_;
-      if (key > cut_) atomicAdd(&memory_.warp_above[warp], 1);
-      if (key == cut_) atomicAdd(&memory_.warp_ties[warp], 1);
+      const int32_t key = memory_.keys[i], position = memory_.positions[i];
+      if (key < cut_ || (key == cut_ && position > last_tie)) continue;
+      const int32_t at = position - first_;
+      atomicOr(marks_ + at / kWarpKeys * kLaneKeys + at % kLaneKeys, 1u << (at % kWarpKeys / kLaneKeys));
     }
     __syncthreads();
   }
 
+  __device__ static int32_t ones(const uint4& words) {
+    return __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
+  }
+
+  /// Writes what is marked.
+  __device__ void write_marked() {
+    const int32_t from = warp_ * warp_share_ / kWarpKeys;
+    const int32_t runs =
+        max((min(warp_share_, end_ - first_ - warp_ * warp_share_) + kWarpKeys - 1) / kWarpKeys, 0);
+    const uint4* marks = reinterpret_cast<const uint4*>(marks_) + from;
+    int32_t members = 0;
+    for (int32_t run = lane_; run < runs; run += 32) members += ones(marks[run]);
+    members = __reduce_add_sync(kFullWarp, members);
+    if (lane_ == 0) memory_.warp_above[warp_] = members;
+    __syncthreads();
+    int32_t next = __reduce_add_sync(kFullWarp, lane_ < warp_ ? memory_.warp_above[lane_] : 0);
+    const uint32_t before = (1u << lane_) - 1;
+#pragma unroll 1
+    for (int32_t run = 0; run < runs; run += 32) {
+      int32_t sum = run + lane_ < runs ? ones(marks[run + lane_]) : 0;
+      const int32_t own = sum;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
+        if (lane_ >= step) sum += other;
+      }
+      const int32_t begin = next + sum - own;
+      next += __shfl_sync(kFullWarp, sum, 31);
+#pragma unroll 4
+      for (int i = 0; i < min(32, runs - run); ++i) {
+        const uint4 words = marks[run + i];
+        int32_t to = __shfl_sync(kFullWarp, begin, i) +
+                     ones(make_uint4(words.x & before, words.y & before, words.z & before, words.w & before));
+        const uint32_t each[kLaneKeys] = {words.x, words.y, words.z, words.w};
+        const int32_t j = first_ + (from + run + i) * kWarpKeys + lane_ * kLaneKeys;
+#pragma unroll
+        for (int e = 0; e < kLaneKeys; ++e)
+          if ((each[e] >> lane_ & 1u) != 0) positions_[to++] = j + e;
+      }
+    }
+  }
+
   __device__ void select_from_all() {
-    cut_ = search([&](auto f) {
+    const uint32_t low = static_cast<uint32_t>(low_), width = static_cast<uint32_t>(high_) - low;
+    cut_ = search(low, width, wanted_, [&](auto f) {
       for_each_key([&](int32_t, const int4& run, uint32_t mask) {
         const int32_t keys[kLaneKeys] = {run.x, run.y, run.z, run.w};
 #pragma unroll
@@ -311,8 +422,11 @@ class Selector {
   const PrefillCall& call_;
   const AttentionParams& p_;
   SelectMemory& memory_;
+  uint32_t* const marks_;  // of keys from first_ on
   const int thread_, lane_, warp_;
-  const int32_t slot_, set_, index_;
+  const PrefillTotals& totals_;
+  const int32_t needed_sets_;  // 1 if there are none
+  const int32_t slot_, needed_, index_;
   const float* weights_ = nullptr;
   int32_t* positions_ = nullptr;  // of ranked members
   int32_t begin_ = 0, end_ = 0;   // ranked keys
@@ -324,10 +438,13 @@ class Selector {
 
 __global__ void __launch_bounds__(kThreads, 2)
     prefill_select_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
-  __shared__ SelectMemory memory;
+  extern __shared__ __align__(16) unsigned char shared[];
+  SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared);
+  uint32_t* marks =
+      call.weight_stride <= kMostMarks ? reinterpret_cast<uint32_t*>(shared + sizeof(SelectMemory)) : nullptr;
   wait_for_previous_kernel();
   allow_next_kernel();
-  Selector(call, memory, chunk).run();
+  Selector(call, memory, marks, chunk).run();
 }
 
 }  // namespace
@@ -336,6 +453,8 @@ void launch_prefill_select(const PrefillCall& call, int32_t chunk, cudaStream_t 
   LaunchShape shape;
   shape.blocks = int64_t{call.chunk_tiles} * call.sets;
   shape.threads = kThreads;
+  shape.shared_bytes = sizeof(SelectMemory) +
+                       (call.weight_stride <= kMostMarks ? static_cast<size_t>(call.weight_stride) / 8 : 0);
   launch("prefill_select", prefill_select_kernel, shape, stream, call, chunk);
 }
 

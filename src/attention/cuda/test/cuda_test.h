@@ -25,6 +25,7 @@ void test_prefill_chunks_and_batches();
 void test_prefill_partial_blocks();
 void test_prefill_many_without_keys();
 void test_prefill_long();
+void test_prefill_chunks_of_weights();
 void test_prefill_graph_and_clamping();
 
 }  // namespace kascade::cuda_test

@@ -49,10 +49,10 @@ int64_t longest(const std::vector<int32_t>& lengths) {
 }
 
 /// Capacity that any set of the case needs, and maxima as the host would state them.
-void state_maxima(const Case& c, AttentionParams& p, int32_t slack) {
+void state_maxima(const Case& c, AttentionParams& p, int32_t slack, int32_t more_keys = 0) {
   const int64_t most_rows = c.tile_rule == TileRule::kStep ? 8 : INT32_MAX;
   p.max_q_len = static_cast<int32_t>(std::clamp<int64_t>(longest(c.q_lens) + slack, 1, most_rows));
-  p.max_kv_len = static_cast<int32_t>(std::max<int64_t>(longest(c.kv_lens), 1) + slack);
+  p.max_kv_len = static_cast<int32_t>(std::max<int64_t>(longest(c.kv_lens), 1) + slack + more_keys);
   p.max_total_q = std::max(1, std::accumulate(c.q_lens.begin(), c.q_lens.end(), 0)) + slack;
   p.capacity = static_cast<int32_t>(required_capacity(p)) + slack;
   for (size_t b = 0; b < c.budget_lens.size(); ++b) p.capacity = std::max(p.capacity, c.kv_lens[b]);
@@ -246,7 +246,7 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
   total_q_ = data.cu_q.back();
   tiles_ = data.tile_offsets.back();
   p.out_dtype = c.out_dtype;
-  state_maxima(c, p, placement.slack);
+  state_maxima(c, p, placement.slack, placement.more_keys);
   p.max_tiles = static_cast<int32_t>(std::max<int64_t>(tiles_, 1)) + placement.slack;
   if (given != nullptr) p.capacity = given->capacity;
   const int64_t sets = sets_of(c);

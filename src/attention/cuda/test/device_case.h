@@ -44,6 +44,7 @@ struct Placement {
   int64_t spare_pages = 3;  // pages of NaN, so that physical pages reach further
   uint64_t seed = 7;
   int32_t slack = 0;            // added to every stated maximum and to capacity
+  int32_t more_keys = 0;        // added to the stated maximum of keys
   int32_t multiprocessors = 0;  // that calls may use; 0: all; below 0: more are spared than there are
 };
 

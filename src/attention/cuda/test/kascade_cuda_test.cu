@@ -767,6 +767,7 @@ const Registered kTests[] = {
     {10, "prefill partial blocks", test_prefill_partial_blocks, "all"},
     {10, "prefill many without keys", test_prefill_many_without_keys, "all"},
     {10, "prefill long", test_prefill_long, "all"},
+    {10, "prefill chunks of weights", test_prefill_chunks_of_weights, "all"},
     {10, "prefill graph and clamping", test_prefill_graph_and_clamping, "all"}};
 
 }  // namespace

@@ -332,6 +332,46 @@ void test_prefill_long() {
   }
 }
 
+/// With so many keys stated that there is no room for the pooled weights of all tiles at a time (and with the
+/// larger number none for the marks of selection): the same as with room.
+void test_prefill_chunks_of_weights() {
+  const auto members = [](const Outcome& o) {
+    std::vector<int32_t> all;
+    for (size_t set = 0; set < o.counts.size(); ++set) {
+      const auto begin = o.positions.begin() + static_cast<int64_t>(set) * o.capacity;
+      all.insert(all.end(), begin, begin + o.counts[set]);
+    }
+    return all;
+  };
+  for (const auto& [role, needed] : {std::pair{Role::kAnchor, std::vector<uint8_t>{}},
+                                     {Role::kLayer0, {1, 1, 1, 1, 1, 1, 1, 1}},
+                                     {Role::kLayer0, {0, 1, 0, 0, 1, 0, 0, 1}},
+                                     {Role::kLayer0, {0, 0, 0, 0, 0, 0, 0, 0}}}) {
+    Case c = prefill(role);
+    c.head_dim = 64;
+    c.query_heads = c.kv_heads = 8;
+    c.needed = needed;
+    c.q_lens = {900, 33};
+    c.kv_lens = {1000, 100};
+    c.budget = Budget{.percent_hundredths = 1, .floor = 48};
+    c.name = text("prefill chunks of weights, role %d, %d heads needed", int(role),
+                  std::accumulate(needed.begin(), needed.end(), 0));
+    const Outcome expected = run_case(c, Placement{});
+    try {
+      for (const int32_t more : {1 << 19, 1 << 22}) {
+        DeviceRun run(c, make_data(c), Placement{.more_keys = more});
+        run.launch();
+        const Outcome got = run.results();
+        EXPECT(same_bits(got.out, expected.out), "outputs differ with %d more keys stated", more);
+        EXPECT(got.counts == expected.counts, "counts differ with %d more keys stated", more);
+        EXPECT(members(got) == members(expected), "sets differ with %d more keys stated", more);
+      }
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+  }
+}
+
 void test_prefill_graph_and_clamping() {
   current = "prefill graph";
   Case longest = prefill(Role::kAnchor);

@@ -77,21 +77,7 @@ __device__ inline void named_arrive(int id, int threads) {
 /// Orders accesses to shared memory by threads before those by the tensor cores and the bulk copy engine.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// A box of a tensor of four dimensions to shared memory; `barrier` gets its bytes.
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
-                                int32_t x1, int32_t x2, int32_t x3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-      "%6}], [%2];" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-      : "memory");
-}
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint64_t& barrier, int32_t x0,
-                                int32_t x1, int32_t x2, int32_t x3) {
-  copy_box(shared, map, shared_address(&barrier), x0, x1, x2, x3);
-}
-
-/// A box of a tensor of five dimensions.
+/// A box of a tensor of five dimensions to shared memory; `barrier` gets its bytes.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
                                 int32_t x1, int32_t x2, int32_t x3, int32_t x4) {
   asm volatile(
