@@ -75,7 +75,8 @@ class Model {
  public:
   /// A .gguf file, or a directory with config.json, tokenizer.json and safetensors (sharded or not).
   /// Everything is checked here: a model that opens can run. Throws BadFile, Unsupported or IoError naming
-  /// file and field.
+  /// file and field. The files stay mapped: changed in place, they may change the weights; cut short, they
+  /// may end the process with SIGBUS.
   static std::shared_ptr<const Model> open(const std::string& path);
   virtual ~Model();
 
