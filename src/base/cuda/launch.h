@@ -11,10 +11,12 @@
 
 namespace kascade::cuda {
 
-inline void check_cuda(cudaError_t error, const char* call, const char* kernel) {
+/// Throws DeviceError naming the call, and the kernel if it is for one.
+inline void check_cuda(cudaError_t error, const char* call, const char* kernel = nullptr) {
   if (error == cudaSuccess) return;
-  throw DeviceError(std::string(call) + " for kernel " + kernel + ": " + cudaGetErrorName(error) + " (" +
-                    cudaGetErrorString(error) + ")");
+  cudaGetLastError();  // told here: who asks for the last error later is not to meet this one
+  throw DeviceError(call + (kernel != nullptr ? std::string(" for kernel ") + kernel : "") + ": " +
+                    cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
 }
 
 /// Multiprocessors of the current device.

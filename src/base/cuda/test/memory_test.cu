@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Refused memory: what the message says, with a device or without.
+// Refused memory and failed calls: what the message says, with a device or without.
 #include <limits>
 
+#include "base/cuda/launch.h"
 #include "base/cuda/memory.h"
 #include "base/cuda/test/device_test.h"
 
@@ -36,7 +37,31 @@ void test_memory_refused() {
          "the refused allocation is left for the next launch to report");
 }
 
-const Registered kTests[] = {{5, "memory refused", test_memory_refused, "host all"}};
+void test_failed_call() {
+  const auto message_of = [](auto check) -> std::string {
+    try {
+      check();
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  for (const char* kernel : {static_cast<const char*>(nullptr), "some_kernel"}) {
+    // Refused with a device or without, and left as the last error.
+    const cudaError_t error = cudaSetDevice(1 << 20);
+    const std::string message = message_of([&] { cuda::check_cuda(error, "cudaSetDevice", kernel); });
+    const std::string expected =
+        std::string(kernel == nullptr ? "cudaSetDevice: " : "cudaSetDevice for kernel some_kernel: ") +
+        cudaGetErrorName(error) + " (";
+    EXPECT(message.starts_with(expected), "%s, expected %s", message.c_str(), expected.c_str());
+    // Without a driver every call leaves an error of its own, that of asking for the last one too.
+    EXPECT(cudaPeekAtLastError() != cudaErrorInvalidDevice,
+           "the error is left for the next launch to report");
+  }
+}
+
+const Registered kTests[] = {{5, "memory refused", test_memory_refused, "host all"},
+                             {5, "failed call", test_failed_call, "host all"}};
 
 }  // namespace
 }  // namespace kascade::cuda_test
