@@ -158,14 +158,15 @@ struct AttentionKernel {
 /// All implementations of this build, best first; the reference is last.
 std::span<const AttentionKernel> attention_kernels();
 /// The best available implementation, or the one named; throws BadArgument (unknown) or Unsupported (not
-/// available). KASCADE_ATTENTION in the environment, read once, forces the choice when name is empty.
+/// available). Without a name it is one for the host's pointers; KASCADE_ATTENTION in the environment, read
+/// once, forces which.
 const AttentionKernel& select_attention_kernel(const std::string& name = "");
 
 /// Bytes of workspace for any call within the stated maxima.
 size_t attention_workspace_bytes(const AttentionParams& params, const AttentionKernel& kernel, int threads);
 
 /// Checks every field that the host can check (BadArgument or Unsupported naming the parameter, its value and
-/// what is legal), then runs. Never allocates; workspace is 64-byte aligned and at least
+/// what is legal), then runs. Never allocates; workspace is 64-byte aligned (256-byte on CUDA) and at least
 /// attention_workspace_bytes long, anything less throws before the launch. The result does not depend on
 /// batch mates, thread count, page layout, or chunking at tile boundaries.
 void attention(const AttentionParams& params, const AttentionKernel& kernel, void* workspace,

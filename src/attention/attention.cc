@@ -25,9 +25,14 @@ std::string kernel_names() {
   return names;
 }
 
-const AttentionKernel& kernel_named(const std::string& name, const char* source) {
+/// on_device: may be one that takes pointers of a GPU.
+const AttentionKernel& kernel_named(const std::string& name, const char* source, bool on_device) {
   for (const AttentionKernel& kernel : attention_kernels()) {
     if (name != kernel.name) continue;
+    require<BadArgument>(
+        on_device || !kernel.on_device,
+        "{} '{}' takes pointers of a GPU, must be a kernel for the host's; this build has {}", source, name,
+        kernel_names());
     require<Unsupported>(kernel.available(), "{} '{}' cannot run on this machine; this build has {}", source,
                          name, kernel_names());
     return kernel;
@@ -52,12 +57,12 @@ std::span<const AttentionKernel> attention_kernels() {
 }
 
 const AttentionKernel& select_attention_kernel(const std::string& name) {
-  if (!name.empty()) return kernel_named(name, "attention kernel");
+  if (!name.empty()) return kernel_named(name, "attention kernel", true);
   static const std::string forced = [] {
     const char* value = std::getenv("KASCADE_ATTENTION");
     return std::string(value != nullptr ? value : "");
   }();
-  if (!forced.empty()) return kernel_named(forced, "KASCADE_ATTENTION:");
+  if (!forced.empty()) return kernel_named(forced, "KASCADE_ATTENTION:", false);
   for (const AttentionKernel& kernel : attention_kernels())
     if (!kernel.on_device && kernel.available()) return kernel;
   throw_error<Unsupported>("no attention kernel runs on this machine; this build has {}", kernel_names());
@@ -74,7 +79,10 @@ void attention(const AttentionParams& params, const AttentionKernel& kernel, voi
                size_t workspace_bytes, const AttentionContext& context) {
   // Unless all maxima are stated, check_params reads arrays that may be on a device; such kernels refuse
   // that.
-  if (kernel.on_device) check_supported(params, kernel);
+  if (kernel.on_device) {
+    check_workspace_params(params);
+    check_supported(params, kernel);
+  }
   check_params(params);
   check_supported(params, kernel);
   if (params.batch == 0) return;

@@ -448,6 +448,22 @@ TEST(DispatchDeathTest, TheEnvironmentForcesTheChoice) {
         }
       },
       testing::ExitedWithCode(3), "KASCADE_ATTENTION.*'cpu-abacus' is unknown");
+  // Whoever names no kernel has pointers of the host.
+  for (const AttentionKernel& kernel : attention_kernels()) {
+    if (!kernel.on_device) continue;
+    EXPECT_EXIT(
+        {
+          setenv("KASCADE_ATTENTION", kernel.name, 1);
+          try {
+            select_attention_kernel();
+          } catch (const BadArgument& error) {
+            std::fputs(error.what(), stderr);
+            std::exit(3);
+          }
+        },
+        testing::ExitedWithCode(3),
+        std::string("KASCADE_ATTENTION.*'") + kernel.name + "' takes pointers of a GPU");
+  }
 }
 
 }  // namespace

@@ -10,6 +10,8 @@ namespace kascade {
 LayerAttention::LayerAttention(const ModelConfig& config, std::shared_ptr<const PagePool> cache,
                                const std::string& kernel_name, ThreadPool& pool)
     : config_(config), cache_(std::move(cache)), best_(select_attention_kernel(kernel_name)), pool_(pool) {
+  require<BadArgument>(!best_.on_device,
+                       "attention kernel '{}' takes pointers of a GPU, not those of this engine", best_.name);
   forced_ = !kernel_name.empty();
   rules_.resize(static_cast<size_t>(config.layers));
   capacities_.resize(static_cast<size_t>(config.layers));
@@ -34,7 +36,7 @@ AttentionParams LayerAttention::params_for(const LayerRule& rule, const BatchVie
 const AttentionKernel& LayerAttention::kernel_for(const AttentionParams& params) const {
   if (forced_ || best_.unsupported(params).empty()) return best_;
   for (const AttentionKernel& kernel : attention_kernels())
-    if (kernel.available() && kernel.unsupported(params).empty()) return kernel;
+    if (!kernel.on_device && kernel.available() && kernel.unsupported(params).empty()) return kernel;
   return best_;  // which says what it does not support
 }
 
