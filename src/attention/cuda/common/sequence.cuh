@@ -19,20 +19,20 @@ struct StepBudget {
   int32_t recent_begin = 0;
   int32_t ranked = 0;
 
-  __device__ int32_t members() const { return sinks + ranked + (candidates - recent_begin); }
+  __host__ __device__ int32_t members() const { return sinks + ranked + (candidates - recent_begin); }
 };
 
 /// evaluate_budget() of a `step` call in little code: kernels of a few microseconds wait for every
-/// instruction that they have not run before, and 64-bit divisions are long.
-__device__ inline uint32_t budget_count(const Budget& budget, uint32_t length) {
+/// instruction that they have not run before, and 64-bit divisions are long. A test compares the two.
+__host__ __device__ inline uint32_t budget_count(const Budget& budget, uint32_t length) {
   const uint64_t product = uint64_t{static_cast<uint32_t>(budget.percent_hundredths)} * length;
   uint32_t count = static_cast<uint32_t>((product + (budget.round_up ? 9999 : 0)) / 10000);
   count = max(count, static_cast<uint32_t>(budget.floor));
   const auto multiple = static_cast<uint32_t>(budget.round_to);
   return multiple == 1 ? count : (count + multiple - 1) / multiple * multiple;
 }
-__device__ inline StepBudget step_budget(const Budget& budget, int32_t candidates, int32_t x,
-                                         int32_t length) {
+__host__ __device__ inline StepBudget step_budget(const Budget& budget, int32_t candidates, int32_t x,
+                                                  int32_t length) {
   const int32_t charged = budget.own_tile == OwnTile::kCharged && budget.tile > 1 ? budget.tile : 0;
   const bool rolling = budget.rolling && budget.rolling_min_rows < 1;
   int32_t count = 0;
