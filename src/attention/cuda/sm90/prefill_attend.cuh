@@ -205,6 +205,8 @@ class AttendComputer {
       : call_(call),
         memory_(memory),
         work_{call, sparse},
+        heads_(work_.heads()),
+        heads_reciprocal_(0xFFFFFFFFu / static_cast<uint32_t>(heads_) + 1),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -223,9 +225,11 @@ class AttendComputer {
         fence_async_proxy();
         first_block(blocks - 1, blocks == 1);
         for (int32_t block = blocks - 2; block >= 0; --block) next_block(block, block == 0);
-        last_values();
+        last_values(unit);
+      } else {
+        prepare_store(unit);
       }
-      store(unit);
+      store();
     }
   }
 
@@ -233,23 +237,30 @@ class AttendComputer {
   static constexpr int kTurn = 1;  // named barriers kTurn + group
 
   __device__ int32_t begin(const AttendUnit& unit) {
-    heads_ = work_.heads();
+    first_token_ = unit.block.first / heads_;
+    first_head_ = unit.block.first - first_token_ * heads_;
     listed_ = unit.count > 0;
     entries_boxed_ =
         listed_ || unit.block.own_begin != 0 || call_.box_rows == 0 ? 0 : unit.block.keys / kKeys;
+    const int32_t limit = row_limit(unit, unit.block.first, heads_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
+      limit_[half] = limit + tokens_to(row_of(half));
       reference_[half] = -INFINITY;
       sum_[half] = 0;
     }
-    unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads_), 0) / kKeys;
+    unmasked_ = max(limit + tokens_to(group_ * 64 + warp_ * 16), 0) / kKeys;
     started_ = 0;
     return unit_blocks<kKeys>(unit, heads_);
   }
 
   // Row of the block of the thread's first (half 0) or second row of sums.
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
+  /// Tokens from the first row of the unit's block to its row i.
+  __device__ int32_t tokens_to(int i) const {
+    const auto n = static_cast<uint32_t>(first_head_ + i);  // small, so the product is exact
+    return static_cast<int32_t>(heads_ == 1 ? n : __umulhi(n, heads_reciprocal_));
+  }
 
   __device__ void wait_keys() { wait_barrier(memory_.k_full[k_ring_.stage], k_ring_.parity); }
   __device__ void wait_values() { wait_barrier(memory_.v_full[v_ring_.stage], v_ring_.parity); }
@@ -338,10 +349,12 @@ class AttendComputer {
     values_block_ = block;
   }
 
-  __device__ void last_values() {
+  __device__ void last_values(const AttendUnit& unit) {
     wait_values();
     fence_up_to(values_block_);
     issue_values(value_tile());
+    prepare_store(unit);
+    finish_before_wait(factor_[0] + factor_[1]);
     wait_products<0>();
     pin(out_);
     release(memory_.v_empty[v_ring_.stage]);
@@ -421,54 +434,56 @@ class AttendComputer {
         weights_[step][i] = pack_pair<T>(scores_[8 * step + 2 * i], scores_[8 * step + 2 * i + 1]);
   }
 
-  __device__ void store(const AttendUnit& unit) {
+  /// All that storing the unit's output takes but the output, while the last product is under way; stores
+  /// log-sum-exps.
+  __device__ void prepare_store(const AttendUnit& unit) {
     const AttentionParams& p = call_.params;
-    float inverse[2];
+    float totals[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      totals[half] = sum_[half] + __shfl_xor_sync(kFullWarp, sum_[half], 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) totals[half] += __shfl_xor_sync(kFullWarp, totals[half], 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = sum_[half];
-      total += __shfl_xor_sync(kFullWarp, total, 1);
-      total += __shfl_xor_sync(kFullWarp, total, 2);
-      sum_[half] = total;
-      inverse[half] = total == 0 ? 0 : p.v_scale / total;
+      const int i = row_of(half);
+      const int32_t token = tokens_to(i);
+      const int64_t row = unit.block.row + first_token_ + token;
+      const int64_t head = unit.reader * heads_ + first_head_ + i - token * heads_;
+      exists_[half] = i < unit.block.rows;
+      to_[half] = row * p.out_row_stride + head * p.out_head_stride;
+      // Without keys no product has set the output.
+      factor_[half] = totals[half] == 0 || started_ == 0 ? 0 : __fdividef(p.v_scale, totals[half]);
+      if (!exists_[half] || (lane_ & 3) != 0 || (p.lse == nullptr && p.role != Role::kLayer0)) continue;
+      const float lse = totals[half] == 0 ? -INFINITY : reference_[half] + __log2f(totals[half]);
+      if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
+      if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
     }
-    bool exists[2];
-    int64_t to[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = row_of(half), n = unit.block.first + i;
-      exists[half] = i < unit.block.rows;
-      const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
-      const float lse = sum_[half] == 0 ? -INFINITY : reference_[half] + log2f(sum_[half]);
-      if (exists[half] && (lane_ & 3) == 0) {
-        if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
-        if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
-      }
-      to[half] = row * p.out_row_stride + head * p.out_head_stride;
-      // Without keys no product has set the sums.
-      if (started_ == 0) inverse[half] = 0;
-    }
+  }
+
+  __device__ void store() {
+    const AttentionParams& p = call_.params;
     switch (p.out_dtype) {
       case DType::kF32:
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float* out = static_cast<float*>(p.out) + to[half] + 2 * (lane_ & 3);
+          float* out = static_cast<float*>(p.out) + to_[half] + 2 * (lane_ & 3);
 #pragma unroll
           for (int j = 0; j < D / 8; ++j)
-            if (exists[half])
-              *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, inverse[half]);
+            if (exists_[half])
+              *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor_[half]);
         }
         break;
       case DType::kBF16:
-        store_packed<__nv_bfloat16>(inverse, exists, to);
+        store_packed<__nv_bfloat16>();
         break;
       default:
-        store_packed<__half>(inverse, exists, to);
+        store_packed<__half>();
         break;
     }
   }
   template <class Out>
-  __device__ void store_packed(const float (&factor)[2], const bool (&exists)[2], const int64_t (&to)[2]) {
+  __device__ void store_packed() {
     // Some rows of registers at once, so that shuffles do not wait for each other.
     constexpr int kSquares = D == 64 ? 2 : 4;
 #pragma unroll
@@ -480,14 +495,14 @@ class AttendComputer {
         for (int n = 0; n < kSquares; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const float2 pair = scaled(4 * (first + 4 * n + i) + 2 * half, factor[half]);
+            const float2 pair = scaled(4 * (first + 4 * n + i) + 2 * half, factor_[half]);
             words[n][i] = pack_pair<Out>(pair.x, pair.y);
           }
         transpose_quads(words);
-        uint16_t* out = static_cast<uint16_t*>(call_.params.out) + to[half] + (first + (lane_ & 3)) * 8;
+        uint16_t* out = static_cast<uint16_t*>(call_.params.out) + to_[half] + (first + (lane_ & 3)) * 8;
 #pragma unroll
         for (int n = 0; n < kSquares; ++n)
-          if (exists[half])
+          if (exists_[half])
             *reinterpret_cast<uint4*>(out + 32 * n) =
                 make_uint4(words[n][0], words[n][1], words[n][2], words[n][3]);
       }
@@ -499,9 +514,11 @@ class AttendComputer {
   const PrefillCall& call_;
   AttendMemory<D>& memory_;
   const AttendWork work_;
+  const int32_t heads_;
+  const uint32_t heads_reciprocal_;
   const int group_, warp_, lane_;
   Ring<Shape::kStages> k_ring_, v_ring_;
-  int32_t heads_ = 1;
+  int32_t first_token_ = 0, first_head_ = 0;  // of the block's first row
   bool listed_ = false;
   int32_t entries_boxed_ = 0;  // blocks before this one come by the copy engine
   int32_t unmasked_ = 0;       // blocks before this one are seen whole by every row of the warp
@@ -509,6 +526,9 @@ class AttendComputer {
   int started_ = 0;  // whether out_ holds sums
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {}, factor_[2] = {};
+  // Of the output of the thread's rows: whether and where it is stored.
+  bool exists_[2] = {};
+  int64_t to_[2] = {};
   float scores_[kKeys / 2];
   uint32_t weights_[kKeys / 16][4];
   float out_[D / 2];

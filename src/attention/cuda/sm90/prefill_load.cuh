@@ -9,10 +9,10 @@
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/ptx/barrier.cuh"
 #include "base/cuda/ptx/wgmma.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 
-constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 constexpr int kLoadWarps = 4, kComputeWarps = 8;
 constexpr int kPrefillThreads = (kLoadWarps + kComputeWarps) * 32;
 // Arrivals at a barrier of a full tile: every loading thread's copies, and each loading warp for what it

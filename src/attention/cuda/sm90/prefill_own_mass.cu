@@ -7,13 +7,13 @@
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
 #include "base/cuda/ptx/mma.cuh"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMostLaneElements = 8;  // of 256 in a row, by 32 lanes
-constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 
 template <class T>
 __device__ float to_float(T x);
@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 #pragma unroll
       for (int e = 0; e < kMostLaneElements; ++e)
         if (e < elements) score = fmaf(query[e], to_float(k[lane + 32 * e]), score);
-      for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(kFullWarp, score, step);
-      mass += exp2_fast(fmaf(score, call.scale_log2, -lse));
+      mass += exp2_fast(fmaf(warp_sum(score), call.scale_log2, -lse));
     }
   }
   if (lane == 0) masses[warp] = mass;

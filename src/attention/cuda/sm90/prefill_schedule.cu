@@ -4,6 +4,7 @@
 #include "attention/cuda/common/sequence.cuh"
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 namespace {
@@ -76,10 +77,7 @@ __device__ bool is_needed(const AttentionParams& p, int32_t set) {
 /// Sum over the block up to and including this thread; carry is what came before and is advanced.
 __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(0xFFFFFFFFu, value, step);
-    if (lane >= step) value += other;
-  }
+  value = sum_up_to(value, lane);
   __syncthreads();
   if (lane == 31) warp_sums[warp] = value;
   __syncthreads();

@@ -354,7 +354,8 @@ __device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk
     const int32_t index = atomicAdd(call.counters + 2 + chunk, 1);
     const int32_t needed = index / tiles / max(ranges, 1);
     if (ranges == 0 || needed >= totals.needed_sets) break;
-    const int32_t set = call.needed_sets[needed], slot = index % tiles;
+    // The longest first, so that the end is even.
+    const int32_t set = call.needed_sets[needed], slot = tiles - 1 - index % tiles;
     const TileEntry entry = table[slot];
     // The second of a pair comes with the first.
     if (parts == 2 && slot % 2 == 1 && table[slot - 1].batch == entry.batch) continue;

@@ -5,12 +5,13 @@
 // ascending.
 #include "attention/cuda/sm90/prefill_weights.cuh"
 #include "base/cuda/launch.h"
+#include "base/cuda/warp.cuh"
 
 namespace kascade::cuda {
 namespace {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+// What a set waits for most are barriers: small blocks, four to a multiprocessor.
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 // Keys of the cut's bin that are kept; with more the weights are read again for every step of the search.
 constexpr int kMostCandidates = 5632;
 // Keys that a warp takes at once, and a lane in a row.
@@ -18,7 +19,7 @@ constexpr int kLaneKeys = 4, kWarpKeys = 32 * kLaneKeys;
 // Runs of kWarpKeys keys that are loaded together.
 constexpr int kAtOnce = 4;
 // Bits of a digit of the search for the cut.
-constexpr int kDigitBits = 9;
+constexpr int kDigitBits = 8;
 // Keys for which there is room for marks; with more, a second pass over the weights writes the members.
 constexpr int64_t kMostMarks = int64_t{1} << 20;
 
@@ -114,27 +115,37 @@ class Selector {
 
   /// Leaves the bin of the cut in memory, and empties the histogram; returns how many keys the bin has.
   __device__ int32_t find_bin(int32_t* histogram, int32_t wanted) {
+    // Thread t looks at some bins from the top.
     constexpr int kShare = kWeightBins / kThreads;
-    static_assert(kShare == 4, "a thread reads four bins at once");
-    // Thread t looks at the bins from the top.
-    int4* own = reinterpret_cast<int4*>(histogram) + (kThreads - 1 - thread_);
-    const int4 four = *own;
-    *own = make_int4(0, 0, 0, 0);
-    const int32_t counts[4] = {four.w, four.z, four.y, four.x};
-    const int32_t all = counts[0] + counts[1] + counts[2] + counts[3];
+    static_assert(kShare % 4 == 0, "a thread reads four bins at once");
+    int4* own = reinterpret_cast<int4*>(histogram + (kThreads - 1 - thread_) * kShare);
+    int32_t counts[kShare], all = 0;
+#pragma unroll
+    for (int i = 0; i < kShare; i += 4) {
+      const int4 four = own[kShare / 4 - 1 - i / 4];
+      own[kShare / 4 - 1 - i / 4] = make_int4(0, 0, 0, 0);
+      counts[i] = four.w;
+      counts[i + 1] = four.z;
+      counts[i + 2] = four.y;
+      counts[i + 3] = four.x;
+      all += four.x + four.y + four.z + four.w;
+    }
     if (thread_ < kWarps) memory_.warp_above[thread_] = memory_.warp_ties[thread_] = 0;
     if (thread_ == 0) memory_.candidates = 0;
     int32_t above = running_sum(all) - all;
     if (above < wanted && wanted <= above + all) {
-      int bin = kWeightBins - 1 - thread_ * kShare, i = 0;
+      int bin = kWeightBins - 1 - thread_ * kShare;
+      int32_t in_bin = counts[0];
 #pragma unroll
-      for (; i < kShare - 1; ++i) {
-        if (above + counts[i] >= wanted) break;
-        above += counts[i];
+      for (int i = 1; i < kShare; ++i) {
+        if (above + in_bin >= wanted) break;
+        above += in_bin;
+        in_bin = counts[i];
+        --bin;
       }
-      memory_.bin = bin - i;
+      memory_.bin = bin;
       memory_.wanted = wanted - above;
-      memory_.in_bin = i == 0 ? counts[0] : i == 1 ? counts[1] : i == 2 ? counts[2] : counts[3];
+      memory_.in_bin = in_bin;
     }
     __syncthreads();
     wanted_ = memory_.wanted;
@@ -218,10 +229,7 @@ class Selector {
 
   /// Sum of x over the threads up to this one; all threads call it.
   __device__ int32_t running_sum(int32_t x) {
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(kFullWarp, x, step);
-      if (lane_ >= step) x += other;
-    }
+    x = sum_up_to(x, lane_);
     if (lane_ == 31) memory_.warp_sums[warp_] = x;
     __syncthreads();
     return x + __reduce_add_sync(kFullWarp, lane_ < warp_ ? memory_.warp_sums[lane_] : 0);
@@ -252,12 +260,7 @@ class Selector {
               make_uint4(words[0], words[1], words[2], words[3]);
       }
       const int32_t count = __popc(inside);
-      int32_t sum = count;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
-        if (lane_ >= step) sum += other;
-      }
+      const int32_t sum = sum_up_to(count, lane_);
       int32_t slot = 0;
       if (lane_ == 31 && sum > 0) slot = atomicAdd(&memory_.candidates, sum);
       slot = __shfl_sync(kFullWarp, slot, 31) + sum - count;
@@ -319,13 +322,7 @@ class Selector {
     const uint32_t before = (1u << lane_) - 1;
 #pragma unroll 1
     for (int32_t run = 0; run < runs; run += 32) {
-      int32_t sum = run + lane_ < runs ? ones(marks[run + lane_]) : 0;
-      const int32_t own = sum;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int32_t other = __shfl_up_sync(kFullWarp, sum, step);
-        if (lane_ >= step) sum += other;
-      }
+      const int32_t own = run + lane_ < runs ? ones(marks[run + lane_]) : 0, sum = sum_up_to(own, lane_);
       const int32_t begin = next + sum - own;
       next += __shfl_sync(kFullWarp, sum, 31);
 #pragma unroll 4
@@ -436,7 +433,7 @@ class Selector {
   int32_t cut_ = 0;
 };
 
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 4)
     prefill_select_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
   extern __shared__ __align__(16) unsigned char shared[];
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(shared);
