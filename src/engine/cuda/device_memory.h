@@ -9,16 +9,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/cuda/launch.h"
 #include "base/cuda/memory.h"
 
 namespace kascade::cuda {
 
-/// Throws DeviceError naming the call.
-inline void check_call(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // told here: who asks for the last error later is not to meet this one
-  throw_error<DeviceError>("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error));
-}
+/// check_cuda() of a call that is for no kernel.
+inline void check_call(cudaError_t error, const char* call) { check_cuda(error, call); }
 
 /// Makes a device the thread's current one until the end of the scope.
 class DeviceScope {
