@@ -8,10 +8,10 @@
 #include <bit>
 #include <numbers>
 #include <string>
-#include <utility>
 
 #include "attention/check.h"
 #include "attention/cuda/common/call.h"
+#include "attention/cuda/common/host.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
@@ -22,7 +22,6 @@ namespace kascade {
 namespace cuda {
 namespace {
 
-constexpr size_t kAlignment = 256;
 // Rows of scores are padded to whole sectors of memory.
 constexpr int kScorePadding = 32;
 // Bytes of stored scores up to which keys make room for them in the second-level cache (measured); the more
@@ -42,34 +41,29 @@ int32_t unit_rows(const AttentionParams& p, bool values, int64_t rows) {
 
 size_t lay_out(DecodeCall& call, std::byte* base) {
   const AttentionParams& p = call.params;
-  size_t offset = 0;
-  const auto take = [&](auto*& array, int64_t count) {
-    array =
-        base != nullptr ? reinterpret_cast<std::remove_reference_t<decltype(array)>>(base + offset) : nullptr;
-    offset += (static_cast<size_t>(count) * sizeof(*array) + kAlignment - 1) / kAlignment * kAlignment;
-  };
+  Layout layout(base);
   const int64_t rows = call.maxima.total_q * p.query_heads;
   const int64_t dense_splits = p.role == Role::kReuse ? 0 : call.dense_splits;
   const int64_t sparse_splits = attends_to_sets(p.role) ? call.sparse_splits : 0;
   if (!call.self_scheduled) {
     const int64_t tiles = int64_t{p.batch} * call.tiles;
-    take(call.dense_units, tiles + 1);
-    take(call.sparse_units, tiles + 1);
-    take(call.dense_tiles, tiles);
-    take(call.sparse_tiles, tiles);
+    layout.take(call.dense_units, tiles + 1);
+    layout.take(call.sparse_units, tiles + 1);
+    layout.take(call.dense_tiles, tiles);
+    layout.take(call.sparse_tiles, tiles);
   }
-  take(call.counters, 2);
-  take(call.partial_stats, rows * std::max(dense_splits, sparse_splits));
-  take(call.partial_out, rows * (attends_to_sets(p.role) ? sparse_splits : dense_splits) * p.head_dim);
+  layout.take(call.counters, 2);
+  layout.take(call.partial_stats, rows * std::max(dense_splits, sparse_splits));
+  layout.take(call.partial_out, rows * (attends_to_sets(p.role) ? sparse_splits : dense_splits) * p.head_dim);
   if (selects(p.role)) {
-    take(call.score_codes, rows * call.score_stride);
-    take(call.score_tops, rows * call.score_stride / kChunkKeys);
+    layout.take(call.score_codes, rows * call.score_stride);
+    layout.take(call.score_tops, rows * call.score_stride / kChunkKeys);
     if (select_needs_rank_digits(call)) {
-      take(call.rank_digits, select_lists(call) * call.score_stride);
-      take(call.rank_bits, select_lists(call) * call.score_stride / 32);
+      layout.take(call.rank_digits, select_lists(call) * call.score_stride);
+      layout.take(call.rank_bits, select_lists(call) * call.score_stride / 32);
     }
   }
-  return offset;
+  return layout.bytes();
 }
 
 namespace {
@@ -136,22 +130,16 @@ DecodeCall make_call(const AttentionParams& p) {
     call.dense_rule.most_grouped = call.self_scheduled ? 0 : call.dense_rule.units / call.dense_rule.lists;
   const int64_t score_bytes = int64_t{p.max_total_q} * p.query_heads * call.score_stride * 9 / 4;
   call.key_policy = score_bytes <= kMostKeptScores ? kEvictFirst : kEvictNormal;
-  const int64_t pages = p.page_table != nullptr ? -1 : 0;  // strides of pages that are not there count as 0
-  const int64_t k_page = p.k_page_stride & pages, v_page = p.v_page_stride & pages;
-  const auto strides = static_cast<uint64_t>(p.k_token_stride | p.v_token_stride | k_page | v_page);
-  const int shift = strides == 0 ? 0 : std::countr_zero(strides);
-  call.stride_unit = static_cast<uint32_t>(uint64_t{2} << shift);
-  call.k_token_units = static_cast<uint32_t>(p.k_token_stride >> shift);
-  call.v_token_units = static_cast<uint32_t>(p.v_token_stride >> shift);
-  call.k_page_units = static_cast<uint32_t>(k_page >> shift);
-  call.v_page_units = static_cast<uint32_t>(v_page >> shift);
+  const StrideUnits<4> strides = key_stride_units(p);
+  call.stride_unit = strides.unit;
+  call.k_token_units = static_cast<uint32_t>(strides.units[0]);
+  call.k_page_units = static_cast<uint32_t>(strides.units[1]);
+  call.v_token_units = static_cast<uint32_t>(strides.units[2]);
+  call.v_page_units = static_cast<uint32_t>(strides.units[3]);
   return call;
 }
 
 std::string unsupported(const AttentionParams& p) {
-  const auto reason = [](const char* name, int64_t value, const char* supported) {
-    return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
-  };
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return reason("head_dim", p.head_dim, "64, 128, 256");
   if (p.kv_dtype != DType::kF16 && p.kv_dtype != DType::kBF16)
@@ -160,13 +148,9 @@ std::string unsupported(const AttentionParams& p) {
     return std::string("q_dtype is ") + dtype_name(p.q_dtype) + "; supported: kv_dtype, " +
            dtype_name(p.kv_dtype);
   if (p.selection_k != nullptr) return "selection_k is given; supported: null";
-  if (p.tile_rule == TileRule::kAligned) return prefill_unsupported(p);
-  for (const auto& [name, stride] : {std::pair{"k_token_stride", p.k_token_stride},
-                                     {"k_page_stride", p.k_page_stride},
-                                     {"v_token_stride", p.v_token_stride},
-                                     {"v_page_stride", p.v_page_stride}})
-    if (stride < 0 || stride > INT32_MAX) return reason(name, stride, "0..2147483647");
   if (p.batch == 0) return "";
+  if (std::string keys = keys_out_of_reach(p); !keys.empty()) return keys;
+  if (p.tile_rule == TileRule::kAligned) return prefill_unsupported(p);
   const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
   if (p.max_q_len < 1 || p.max_q_len > kMaxStepRows) return reason("max_q_len", p.max_q_len, "1..8");
   if (p.max_kv_len < 1) return reason("max_kv_len", p.max_kv_len, stated);
@@ -227,6 +211,13 @@ void share_work(DecodeCall& call) {
 }
 
 void launch_call(const AttentionParams& params, void* workspace, const AttentionContext& context) {
+  const auto address = reinterpret_cast<uintptr_t>(workspace);
+  if (workspace == nullptr || address % kWorkspaceAlignment != 0)
+    throw BadArgument("workspace is at address " + std::to_string(address) + ", must be " +
+                      std::to_string(kWorkspaceAlignment) + "-byte aligned device memory");
+  if (context.spare_multiprocessors < 0)
+    throw BadArgument("spare_multiprocessors is " + std::to_string(context.spare_multiprocessors) +
+                      ", must be 0 or more");
   const auto stream = static_cast<cudaStream_t>(context.stream);
   if (params.tile_rule == TileRule::kAligned)
     return launch_prefill(params, workspace, stream, context.spare_multiprocessors);
@@ -271,12 +262,6 @@ void cuda_attention(const AttentionParams& params, void* workspace, size_t works
   if (workspace_bytes < needed)
     throw BadArgument("workspace_bytes is " + std::to_string(workspace_bytes) + ", must be at least " +
                       std::to_string(needed));
-  if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % cuda::kAlignment != 0)
-    throw BadArgument("workspace is at address " + std::to_string(reinterpret_cast<uintptr_t>(workspace)) +
-                      ", must be 256-byte aligned device memory");
-  if (spare_multiprocessors < 0)
-    throw BadArgument("spare_multiprocessors is " + std::to_string(spare_multiprocessors) +
-                      ", must be 0 or more");
   AttentionContext context;
   context.stream = stream;
   context.spare_multiprocessors = spare_multiprocessors;

@@ -104,7 +104,7 @@ inline int32_t most_splits(const SplitRule& rule, int64_t longest) {
   return static_cast<int32_t>(by_most > even ? by_most : by_least < even ? by_least : even);
 }
 
-// Calls of up to so many tiles find their units of work in every block, without a kernel of its own.
+// Tiles that a block has room for when it finds the units of work by itself; most_self_scheduled() decides.
 constexpr int32_t kMostSelfScheduled = 32;
 
 /// What units of work need to know of a tile; in passes over all keys, of a sequence, whose keys then are the
@@ -146,8 +146,8 @@ struct DecodeCall {
   int64_t score_stride = 0;     // keys, rounded up to whole stages
   int32_t page_shift = -1;      // log2 of the page size, if it is a power of two
   bool self_scheduled = false;  // units are found in every block, and dealt out in turn instead of counted
-  // Strides of tokens and pages in the largest power of two of bytes that divides all of them, so that 32
-  // bits reach anywhere.
+  // Strides of tokens and pages in units of bytes: StrideUnits of common/host.h says how far 32 bits
+  // reach.
   uint32_t stride_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
   uint64_t key_policy = 0;      // of copies of K in the pass without values
   int32_t multiprocessors = 0;  // that the passes over keys may fill

@@ -5,76 +5,76 @@
 
 #include <algorithm>
 #include <bit>
-#include <initializer_list>
+#include <numbers>
 
+#include "attention/cuda/common/host.h"
 #include "attention/cuda/sm90/prefill_call.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/parts.h"
 
 namespace kascade::cuda {
 namespace {
 
-constexpr size_t kAlignment = 256;
-constexpr double kLog2E = 1.4426950408889634;
 // Pooled weights are kept for as many tiles as fit into this.
 constexpr int64_t kWeightBytes = int64_t{512} << 20;
 
-int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 size_t lay_out(PrefillCall& call, std::byte* base) {
   const AttentionParams& p = call.params;
-  size_t offset = 0;
-  const auto take = [&](auto*& array, int64_t count) {
-    array =
-        base != nullptr ? reinterpret_cast<std::remove_reference_t<decltype(array)>>(base + offset) : nullptr;
-    offset += (static_cast<size_t>(count) * sizeof(*array) + kAlignment - 1) / kAlignment * kAlignment;
-  };
-  take(call.totals, 1);
-  take(call.counters, 2 + call.chunks);
-  take(call.chunk_keys, call.chunks);
-  take(call.dense_begin, p.batch + 1);
-  take(call.sparse_begin, p.batch + 1);
-  take(call.tile_begin, p.batch + 1);
-  take(call.needed_sets, call.sets);
-  take(call.dense_table, call.dense_capacity);
-  take(call.sparse_table, call.sparse_capacity);
-  take(call.tile_table, call.tile_capacity);
+  Layout layout(base);
+  layout.take(call.totals, 1);
+  layout.take(call.counters, 2 + call.chunks);
+  layout.take(call.chunk_keys, call.chunks);
+  layout.take(call.dense_begin, p.batch + 1);
+  layout.take(call.sparse_begin, p.batch + 1);
+  layout.take(call.tile_begin, p.batch + 1);
+  layout.take(call.needed_sets, call.sets);
+  layout.take(call.dense_table, call.dense_capacity);
+  layout.take(call.sparse_table, call.sparse_capacity);
+  layout.take(call.tile_table, call.tile_capacity);
   if (selects(p.role)) {
-    take(call.lse, call.maxima.total_q * p.query_heads);
-    take(call.weights, call.chunk_tiles * call.sets * call.weight_stride);
-    take(call.histograms, int64_t{call.chunk_tiles} * call.sets * kWeightBins);
+    layout.take(call.lse, call.maxima.total_q * p.query_heads);
+    layout.take(call.weights, call.chunk_tiles * call.sets * call.weight_stride);
+    layout.take(call.histograms, int64_t{call.chunk_tiles} * call.sets * kWeightBins);
   }
-  return offset;
+  return layout.bytes();
 }
 
-/// The largest power of two of bytes that divides strides of 16-bit elements.
-int stride_shift(std::initializer_list<int64_t> strides) {
-  int64_t all = 0;
-  for (const int64_t stride : strides) all |= stride;
-  return all == 0 ? 1 : std::min(std::countr_zero(static_cast<uint64_t>(all)), 20) + 1;
+/// Of rows and heads of q.
+StrideUnits<2> query_stride_units(const AttentionParams& p) {
+  return stride_units<2>({p.max_total_q > 1 ? p.q_row_stride : 0, p.query_heads > 1 ? p.q_head_stride : 0});
 }
 
 void set_strides(PrefillCall& call) {
-  const AttentionParams& p = call.params;
-  const bool paged = p.page_table != nullptr;
-  const int64_t k_page = paged ? p.k_page_stride : 0, v_page = paged ? p.v_page_stride : 0;
-  const int kv = stride_shift({p.k_token_stride, p.v_token_stride, k_page, v_page});
-  const auto units = [](int64_t stride, int shift) { return static_cast<uint32_t>(stride * 2 >> shift); };
-  call.kv_unit = uint32_t{1} << kv;
-  call.k_token_units = units(p.k_token_stride, kv);
-  call.v_token_units = units(p.v_token_stride, kv);
-  call.k_page_units = units(k_page, kv);
-  call.v_page_units = units(v_page, kv);
-  const int q = stride_shift({p.q_row_stride, p.q_head_stride});
-  call.q_unit = uint32_t{1} << q;
-  call.q_row_units = units(p.q_row_stride, q);
-  call.q_head_units = units(p.q_head_stride, q);
+  const StrideUnits<4> keys = key_stride_units(call.params);
+  call.kv_unit = keys.unit;
+  call.k_token_units = static_cast<uint32_t>(keys.units[0]);
+  call.k_page_units = static_cast<uint32_t>(keys.units[1]);
+  call.v_token_units = static_cast<uint32_t>(keys.units[2]);
+  call.v_page_units = static_cast<uint32_t>(keys.units[3]);
+  const StrideUnits<2> queries = query_stride_units(call.params);
+  call.q_unit = queries.unit;
+  call.q_row_units = static_cast<uint32_t>(queries.units[0]);
+  call.q_head_units = static_cast<uint32_t>(queries.units[1]);
+}
+
+/// Empty, or which stride of q leads further than 32 bits reach.
+std::string queries_out_of_reach(const AttentionParams& p) {
+  const StrideUnits<2> strides = query_stride_units(p);
+  const auto rows = static_cast<uint64_t>(p.max_total_q - 1),
+             heads = static_cast<uint64_t>(p.query_heads - 1);
+  const std::string supported = reach_of(strides.unit);
+  if (strides.units[1] > UINT32_MAX / std::max<uint64_t>(heads, 1))
+    return reason("q_head_stride", p.q_head_stride, supported.c_str());
+  if (strides.units[0] > (UINT32_MAX - heads * strides.units[1]) / std::max<uint64_t>(rows, 1))
+    return reason("q_row_stride", p.q_row_stride, supported.c_str());
+  return "";
 }
 
 PrefillCall make_call(const AttentionParams& p) {
   PrefillCall call;
   call.params = p;
   call.maxima = Maxima{p.max_q_len, p.max_kv_len, p.max_total_q, p.max_tiles};
-  call.scale_log2 = static_cast<float>(score_scale(p) * kLog2E);
+  call.scale_log2 = static_cast<float>(score_scale(p) * std::numbers::log2e);
   const int32_t group = group_size(p);
   call.sets = sets_per_tile(p);
   set_strides(call);
@@ -82,7 +82,7 @@ PrefillCall make_call(const AttentionParams& p) {
     call.page_shift = std::countr_zero(static_cast<uint32_t>(p.page_size));
   call.readers = p.set_owner == SetOwner::kQueryHead ? p.query_heads : p.kv_heads;
   call.reader_heads = p.query_heads / call.readers;
-  call.tile_parts = static_cast<int32_t>(blocks_of(int64_t{p.tile} * call.reader_heads, kBlockRows));
+  call.tile_parts = static_cast<int32_t>(parts_of(int64_t{p.tile} * call.reader_heads, kBlockRows));
   call.dense_rows = p.role == Role::kAnchor ? lse_rows(p.head_dim) : kBlockRows;
   if (p.role != Role::kReuse)
     call.dense_capacity = int64_t{p.max_total_q} * group / call.dense_rows + p.batch;
@@ -93,10 +93,10 @@ PrefillCall make_call(const AttentionParams& p) {
   }
   if (selects(p.role)) {
     call.tile_capacity = p.max_tiles;
-    call.weight_stride = blocks_of(p.max_kv_len, 128) * 128;
+    call.weight_stride = parts_of(p.max_kv_len, 128) * 128;
     const int64_t tile_bytes = call.sets * call.weight_stride * static_cast<int64_t>(sizeof(float));
     call.chunk_tiles = static_cast<int32_t>(std::clamp<int64_t>(kWeightBytes / tile_bytes, 1, p.max_tiles));
-    call.chunks = static_cast<int32_t>(blocks_of(p.max_tiles, call.chunk_tiles));
+    call.chunks = static_cast<int32_t>(parts_of(p.max_tiles, call.chunk_tiles));
   }
   return call;
 }
@@ -191,10 +191,6 @@ void launch_typed(const PrefillCall& call, cudaStream_t stream) {
 }  // namespace
 
 std::string prefill_unsupported(const AttentionParams& p) {
-  const auto reason = [](const char* name, int64_t value, const char* supported) {
-    return std::string(name) + " is " + std::to_string(value) + "; supported: " + supported;
-  };
-  if (p.batch == 0) return "";
   const char* stated = "a stated maximum of 1 or more (lengths are on the device)";
   if (p.max_q_len < 1) return reason("max_q_len", p.max_q_len, stated);
   if (p.max_kv_len < 1) return reason("max_kv_len", p.max_kv_len, stated);
@@ -202,6 +198,7 @@ std::string prefill_unsupported(const AttentionParams& p) {
   if (p.role != Role::kDense && p.max_tiles < 1) return reason("max_tiles", p.max_tiles, stated);
   if (int64_t{p.max_total_q} * p.query_heads > INT32_MAX)
     return reason("max_total_q", p.max_total_q, "at most 2147483647 rows and heads in a call");
+  if (std::string queries = queries_out_of_reach(p); !queries.empty()) return queries;
   const PrefillCall call = make_call(p);
   if (call.dense_capacity * p.kv_heads > INT32_MAX || call.sparse_capacity * call.readers > INT32_MAX)
     return reason("batch", p.batch, "at most 2147483647 units of 128 rows in a call");

@@ -102,14 +102,15 @@ struct PrefillCall {
   int32_t box_rows = 0;  // keys of a box; 0 where boxes cannot be used
   BoxMap k_boxes, v_boxes;
 
-  // Strides of tokens and pages, and of rows and heads of q, in the largest power of two of bytes that
-  // divides all of them, so that 32 bits reach anywhere.
+  // Strides of tokens and pages, and of rows and heads of q, in units of bytes: StrideUnits of common/host.h
+  // says how far 32 bits reach.
   uint32_t kv_unit = 0, k_token_units = 0, k_page_units = 0, v_token_units = 0, v_page_units = 0;
   uint32_t q_unit = 0, q_row_units = 0, q_head_units = 0;
 };
 
-/// Empty, or the parameter that prefill on the device does not support and what is supported. Types, head
-/// dims and selection_k, which decode refuses as well, are checked by the caller.
+/// Empty, or the parameter that prefill on the device does not support and what is supported; batch > 0.
+/// Types, head dims, selection_k and strides of keys, which decode refuses as well, are checked by the
+/// caller.
 std::string prefill_unsupported(const AttentionParams& params);
 size_t prefill_workspace_bytes(const AttentionParams& params);
 void launch_prefill(const AttentionParams& params, void* workspace, cudaStream_t stream,
