@@ -18,7 +18,7 @@ class Budget(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """kascade_decode_params of src/attention/cuda/c_api.h."""
+    """kascade_attention_params of src/attention/cuda/c_api.h."""
     _fields_ = (
         [(n, i32) for n in ("role", "set_owner", "batch", "query_heads", "kv_heads", "head_dim", "q_dtype", "out_dtype",
                             "kv_dtype", "page_size", "capacity", "max_q_len", "max_kv_len", "max_total_q", "max_tiles")]

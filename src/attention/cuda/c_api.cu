@@ -42,7 +42,7 @@ E to_enum(int32_t value) {
   return static_cast<E>(value >= 0 && value <= 255 ? value : 255);
 }
 
-kascade::AttentionParams to_params(const kascade_decode_params& c) {
+kascade::AttentionParams to_params(const kascade_attention_params& c) {
   kascade::AttentionParams p;
   p.tile_rule = kascade::TileRule::kStep;
   p.role = to_enum<kascade::Role>(c.role);
@@ -108,7 +108,7 @@ kascade::AttentionParams to_params(const kascade_decode_params& c) {
   return p;
 }
 
-kascade::AttentionParams to_prefill_params(const kascade_decode_params& c, int32_t tile) {
+kascade::AttentionParams to_prefill_params(const kascade_attention_params& c, int32_t tile) {
   kascade::AttentionParams p = to_params(c);
   p.tile_rule = kascade::TileRule::kAligned;
   p.tile = tile;
@@ -117,7 +117,7 @@ kascade::AttentionParams to_prefill_params(const kascade_decode_params& c, int32
 
 }  // namespace
 
-int kascade_cuda_decode_workspace(const kascade_decode_params* params, size_t* bytes) {
+int kascade_cuda_decode_workspace(const kascade_attention_params* params, size_t* bytes) {
   return guarded([&] {
     if (params == nullptr || bytes == nullptr)
       throw kascade::BadArgument("params or bytes is null, must be given");
@@ -125,7 +125,7 @@ int kascade_cuda_decode_workspace(const kascade_decode_params* params, size_t* b
   });
 }
 
-int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, size_t workspace_bytes,
+int kascade_cuda_decode(const kascade_attention_params* params, void* workspace, size_t workspace_bytes,
                         void* stream) {
   return guarded([&] {
     if (params == nullptr) throw kascade::BadArgument("params is null, must be given");
@@ -134,7 +134,7 @@ int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, si
   });
 }
 
-int kascade_cuda_prefill_workspace(const kascade_decode_params* params, int32_t tile, size_t* bytes) {
+int kascade_cuda_prefill_workspace(const kascade_attention_params* params, int32_t tile, size_t* bytes) {
   return guarded([&] {
     if (params == nullptr || bytes == nullptr)
       throw kascade::BadArgument("params or bytes is null, must be given");
@@ -142,11 +142,12 @@ int kascade_cuda_prefill_workspace(const kascade_decode_params* params, int32_t 
   });
 }
 
-int kascade_cuda_prefill(const kascade_decode_params* params, int32_t tile, void* workspace,
+int kascade_cuda_prefill(const kascade_attention_params* params, int32_t tile, void* workspace,
                          size_t workspace_bytes, void* stream) {
   return guarded([&] {
     if (params == nullptr) throw kascade::BadArgument("params is null, must be given");
-    kascade::cuda_attention(to_prefill_params(*params, tile), workspace, workspace_bytes, stream);
+    kascade::cuda_attention(to_prefill_params(*params, tile), workspace, workspace_bytes, stream,
+                            params->spare_multiprocessors);
   });
 }
 

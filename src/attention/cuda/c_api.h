@@ -40,7 +40,7 @@ typedef struct kascade_budget {
   int32_t rolling_capped;
 } kascade_budget;
 
-typedef struct kascade_decode_params {
+typedef struct kascade_attention_params {
   int32_t role, set_owner;
   int32_t batch, query_heads, kv_heads, head_dim;
   int32_t q_dtype, out_dtype, kv_dtype;
@@ -71,19 +71,19 @@ typedef struct kascade_decode_params {
   const uint8_t* needed;
   uint32_t* status;
   int32_t spare_multiprocessors; /* that the passes over keys leave to other work */
-} kascade_decode_params;
+} kascade_attention_params;
 
 /* Sets *bytes to the device memory that kascade_cuda_decode needs for any call within the stated maxima. */
-int kascade_cuda_decode_workspace(const kascade_decode_params* params, size_t* bytes);
+int kascade_cuda_decode_workspace(const kascade_attention_params* params, size_t* bytes);
 
 /* Enqueues a call on stream (a cudaStream_t). Neither allocates nor synchronises; may be captured in a graph.
  */
-int kascade_cuda_decode(const kascade_decode_params* params, void* workspace, size_t workspace_bytes,
+int kascade_cuda_decode(const kascade_attention_params* params, void* workspace, size_t workspace_bytes,
                         void* stream);
 
 /* The same for prefill: tiles of `tile` consecutive positions, any number of rows a sequence. */
-int kascade_cuda_prefill_workspace(const kascade_decode_params* params, int32_t tile, size_t* bytes);
-int kascade_cuda_prefill(const kascade_decode_params* params, int32_t tile, void* workspace,
+int kascade_cuda_prefill_workspace(const kascade_attention_params* params, int32_t tile, size_t* bytes);
+int kascade_cuda_prefill(const kascade_attention_params* params, int32_t tile, void* workspace,
                          size_t workspace_bytes, void* stream);
 
 /* The message of the calling thread's last failed call; valid until its next call. */

@@ -76,6 +76,7 @@ class DeviceRun {
   void launch(cudaStream_t stream = nullptr);
   Outcome results() const;
   const AttentionParams& params() const { return params_; }
+  const DeviceBuffer& workspace() const { return workspace_; }
 
  private:
   void place_keys(const Case& c, const HostData& data, const Placement& placement);
