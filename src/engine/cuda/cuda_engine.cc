@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <numbers>
 #include <string_view>
+#include <type_traits>
 
 #include "base/check.h"
 #include "engine/chunk_rows.h"
@@ -27,7 +28,7 @@ constexpr size_t kMostGraphs = 32;
 // Products of fewer rows than a whole chunk take what the library suggests first; those of steps and of whole
 // chunks are worth choosing by time.
 constexpr int64_t kStepProductRows = 64;
-// The head multiplies as many rows at once. Logits of invariant engines are always made as steps make them.
+// logits() gives the head as many rows at once.
 constexpr int64_t kHeadRows = 512;
 
 cuda::Products mode_of(const EngineOptions& options) {
@@ -206,35 +207,36 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
   sample_row_list_.clear();
   for (const TokenSampling& how : next.sampling) sample_row_list_.push_back(sample_row(how));
   const size_t sample_rows = upload_.add<cuda::SampleRow>(sample_row_list_);
+  // Invariant products know steps by their rows: a chunk is multiplied as a chunk however short it is, a step
+  // as steps however many sequences it has.
   product_rows_ = rows;
-  // A chunk is multiplied as a chunk however short it is: invariant products know steps by their rows.
   if (options_.invariant && options.phase != Phase::kDecode)
     product_rows_ = std::max(rows, kStepProductRows + 1);
-  forget_moved([&] {
-    bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
-    moved |= upload_.place();
-    moved |= make_room(product_rows_);
-    moved |= grow_rope_table(batch_.items.max_kv_len);
-    moved |= last_.grow(sequences * hidden);
-    if (draw != Draw::kNothing) {
-      moved |= make_room_for_head(sequences);
-      moved |= next_.grow(sequences);
-      host_next_.grow(sequences);
-    }
-    return moved;
-  });
-  attention_.place(upload_);
-  slots_ = upload_.at<int64_t>(slots);
-  tokens_ = upload_.at<int32_t>(tokens);
-  positions_ = upload_.at<int32_t>(positions);
-  last_rows_ = upload_.at<int32_t>(last_rows);
-  sample_rows_ = upload_.at<cuda::SampleRow>(sample_rows);
-  if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kStepProductRows))
-    prepare_products(rows, false);
-  if (draw != Draw::kNothing) prepare_products(sequences, true);
-
+  rows_at_once_ = options.phase == Phase::kDecode ? step_rows_at_once(rows) : product_rows_;
   replayed_ = false;
   try {
+    forget_moved([&] {
+      bool moved = attention_.begin(batch_, options.policy, options.phase, options.first_layer, upload_);
+      moved |= upload_.place();
+      moved |= make_room(product_rows_);
+      moved |= grow_rope_table(batch_.items.max_kv_len);
+      moved |= last_.grow(sequences * hidden);
+      if (draw != Draw::kNothing) {
+        moved |= make_room_for_head(sequences);
+        moved |= next_.grow(sequences);
+        host_next_.grow(sequences);
+      }
+      return moved;
+    });
+    attention_.place(upload_);
+    slots_ = upload_.at<int64_t>(slots);
+    tokens_ = upload_.at<int32_t>(tokens);
+    positions_ = upload_.at<int32_t>(positions);
+    last_rows_ = upload_.at<int32_t>(last_rows);
+    sample_rows_ = upload_.at<cuda::SampleRow>(sample_rows);
+    if (rows == options_.prefill_chunk || (options.phase == Phase::kDecode && rows <= kStepProductRows))
+      prepare_products(std::min(rows, rows_at_once_), false);
+    if (draw != Draw::kNothing) prepare_products(step_rows_at_once(sequences), true);
     upload_.send(stream_);
     const bool step = options.phase == Phase::kDecode && options.observer == nullptr &&
                       options.first_layer == 0 && timer_ == nullptr && !checks_;
@@ -263,6 +265,18 @@ std::span<const float> CudaEngine::run_layers(const ForwardOptions& options, Hid
     cudaStreamSynchronize(stream_.get());  // what was enqueued ends before its memory is used again
     throw;
   }
+}
+
+int64_t CudaEngine::step_rows_at_once(int64_t rows) const {
+  return options_.invariant ? std::min(rows, kStepProductRows) : rows;
+}
+
+template <class Out>
+void CudaEngine::multiply(const cuda::DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows,
+                          int64_t at_once, Out* out, bool accumulate) {
+  for (int64_t row = 0; row < rows; row += at_once)
+    products_.multiply(matrix, x + row * matrix.inputs, std::min(at_once, rows - row),
+                       out + row * matrix.outputs, std::is_same_v<Out, float>, accumulate, stream_.get());
 }
 
 void CudaEngine::enqueue(const ForwardOptions& options, HiddenRows wanted, Draw draw) {
@@ -305,7 +319,7 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   part(Part::kRest, "norm before attention");
   cuda::rms_norm(residual_.data(), weights.attention_norm, epsilon, rows, hidden, normed_.data(), stream);
   part(Part::kProducts, "product for q, k and v");
-  products_.multiply(weights.qkv, normed_.data(), product_rows_, qkv_.data(), false, false, stream);
+  multiply(weights.qkv, normed_.data(), product_rows_, rows_at_once_, qkv_.data(), false);
   part(Part::kRest, "rotary embedding");
   cuda::RopeAppend rope;
   rope.qkv = qkv_.data();
@@ -336,7 +350,7 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
     attention_.run(layer, qkv_.data(), attended_.data(), stream_);
   }
   part(Part::kProducts, "product after attention");
-  products_.multiply(weights.output, attended_.data(), product_rows_, residual_.data(), true, true, stream);
+  multiply(weights.output, attended_.data(), product_rows_, rows_at_once_, residual_.data(), true);
   if (observed) {
     const std::span<const float> leaving = fetch(residual_.data(), rows * hidden);
     residual_out_.assign(leaving.begin(), leaving.end());
@@ -350,11 +364,11 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   part(Part::kRest, "norm before the gated product");
   cuda::rms_norm(residual_.data(), weights.ffn_norm, epsilon, rows, hidden, normed_.data(), stream);
   part(Part::kProducts, "product for gate and up");
-  products_.multiply(weights.gate_up, normed_.data(), product_rows_, gate_up_.data(), false, false, stream);
+  multiply(weights.gate_up, normed_.data(), product_rows_, rows_at_once_, gate_up_.data(), false);
   part(Part::kRest, "gated activation");
   cuda::silu_multiply(gate_up_.data(), rows, config_.ffn, activated_.data(), stream);
   part(Part::kProducts, "down product");
-  products_.multiply(weights.down, activated_.data(), product_rows_, residual_.data(), true, true, stream);
+  multiply(weights.down, activated_.data(), product_rows_, rows_at_once_, residual_.data(), true);
   part(Part::kRest, nullptr);
   if (observed) options.observer->after_layer(layer, fetch(residual_.data(), rows * hidden).data(), rows);
 }
@@ -367,8 +381,7 @@ void CudaEngine::enqueue_head(int64_t rows, Draw draw) {
   cuda::rms_norm(last_.data(), prepared_->final_norm(), config_.norm_epsilon, rows, config_.hidden,
                  last_normed_.data(), stream_.get());
   part(Part::kProducts);
-  products_.multiply(prepared_->head(), last_normed_.data(), rows, logits_.data(), true, false,
-                     stream_.get());
+  multiply(prepared_->head(), last_normed_.data(), rows, step_rows_at_once(rows), logits_.data(), false);
   part(Part::kRest);
   if (draw == Draw::kMostLikely)
     cuda::arg_max(logits_.data(), rows, config_.vocabulary, next_.data(), stream_.get());
@@ -447,13 +460,13 @@ std::span<const float> CudaEngine::logits(std::span<const float> hidden) {
                        "logits: {} values, expected whole rows of {}", hidden.size(), width);
   const auto rows = static_cast<int64_t>(hidden.size()) / width;
   if (rows == 0) return {};
-  const int64_t at_once = std::min(rows, options_.invariant ? kStepProductRows : kHeadRows);
+  const int64_t at_once = std::min(rows, kHeadRows);
   forget_moved([&] {
     const bool moved = last_.grow(at_once * width);
     return make_room_for_head(at_once) || moved;
   });
   host_logits_.grow(rows * vocabulary);
-  if (rows <= kStepProductRows) prepare_products(rows, true);
+  if (step_rows_at_once(rows) <= kStepProductRows) prepare_products(step_rows_at_once(rows), true);
   for (int64_t row = 0; row < rows; row += at_once) {
     const int64_t count = std::min(at_once, rows - row);
     copy_to_device(last_.data(), hidden.data() + row * width, count * width, stream_);

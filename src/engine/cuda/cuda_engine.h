@@ -61,6 +61,12 @@ class CudaEngine final : public CachedEngine {
   bool grow_rope_table(int64_t positions);
   void prepare_products(int64_t rows, bool head);
   void run_layer(int layer, const ForwardOptions& options, bool only_keys);
+  /// Rows of a step, or of the head, that one product takes.
+  int64_t step_rows_at_once(int64_t rows) const;
+  /// Rows of x times the matrix, at_once of them at a time; accumulate adds to out.
+  template <class Out>
+  void multiply(const cuda::DeviceMatrix& matrix, const __nv_bfloat16* x, int64_t rows, int64_t at_once,
+                Out* out, bool accumulate);
   void enqueue(const ForwardOptions& options, HiddenRows wanted, Draw draw);
   void enqueue_head(int64_t rows, Draw draw);
   void replay(const ForwardOptions& options, Draw draw);
@@ -87,6 +93,7 @@ class CudaEngine final : public CachedEngine {
   bool replayed_ = false;  // the call is a graph
 
   int64_t product_rows_ = 0;  // rows of the call's products; those past its own hold nothing
+  int64_t rows_at_once_ = 0;  // of them that one product takes
 
   // Of the current call, on the device.
   const int32_t* tokens_ = nullptr;               // [rows]

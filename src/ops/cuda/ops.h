@@ -75,7 +75,8 @@ struct DeviceMatrix {
   int64_t outputs = 0, inputs = 0;
 };
 
-/// kInvariant: fixed tile shapes; a row's bits do not depend on how many rows there are or on their contents.
+/// kInvariant: fixed tile shapes; a row's bits do not depend on the rows beside it, nor on how many there are
+/// as long as they stay up to 64, or above 64. Throws Unsupported where one algorithm does not take them all.
 /// kFast: whatever is fastest for the number of rows; the same call gives the same bits.
 enum class Products : uint8_t { kFast, kInvariant };
 

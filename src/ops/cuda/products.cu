@@ -272,7 +272,9 @@ Choice MatrixProducts::Impl::first_choice(const DeviceMatrix& matrix, const Form
   Choice choice;
   if (mode == Products::kInvariant) {
     choice.algorithm = shared_algorithm(form);
-    if (!works(choice.algorithm, problem)) choice.algorithm = first_algorithm(form, problem);
+    if (!works(choice.algorithm, problem))
+      throw Unsupported("invariant products: the algorithm for all numbers of rows does not take " +
+                        describe(form));
   } else {
     choice.algorithm = first_algorithm(form, problem);
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <set>
 #include <utility>
@@ -32,37 +33,63 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-TEST_F(CudaEngineTest, InvariantModeHidesTheOther63OfABatch) {
+/// Residual rows of a decode step of `rows` rows for each of the sequences, which go on with tokens_.
+std::vector<std::vector<float>> step(Engine& engine, std::span<const std::unique_ptr<Sequence>> sequences,
+                                     std::span<const int32_t> tokens, size_t rows, const Policy* policy) {
+  std::vector<ForwardItem> items;
+  for (const auto& sequence : sequences)
+    items.push_back({sequence.get(), tokens.subspan(static_cast<size_t>(sequence->length()), rows)});
+  const std::span<const float> all = engine.forward(items, {.phase = Phase::kDecode, .policy = policy});
+  std::vector<std::vector<float>> each;
+  for (size_t s = 0; s < sequences.size(); ++s)
+    each.push_back(copy(all.subspan(s * (all.size() / sequences.size()), all.size() / sequences.size())));
+  return each;
+}
+
+TEST_F(CudaEngineTest, InvariantModeHidesTheRestOfABatch) {
   const auto engine = gpu_engine(model_, {.cache_tokens = 65536, .invariant = true});
-  constexpr int kSteps = 3;
+  constexpr int kSteps = 3;  // one that runs as it is, one that is captured, one that is replayed
+  // 130 sequences, and 17 of four rows, are more rows than one product of a step takes.
+  struct Batch {
+    size_t sequences, rows;
+  };
   for (const auto& [name, policy] : policies_) {
     std::vector<std::unique_ptr<Sequence>> mates;
-    for (int m = 0; m < 64; ++m) {
+    std::vector<int64_t> lengths;
+    for (int m = 0; m < 130; ++m) {
       mates.push_back(engine->make_sequence());
       // Of all lengths, so that sets, tiles and the units of work that kernels deal out differ.
-      prefill(*engine, *mates.back(), std::span(tokens_).first(m == 41 ? 640 : 1 + 10 * m), policy.get());
+      lengths.push_back(m == 41 ? 640 : 1 + 5 * m);
+      prefill(*engine, *mates.back(), std::span(tokens_).first(lengths.back()), policy.get());
     }
-    std::vector<std::vector<float>> together;
-    for (int step = 0; step < kSteps; ++step) {
-      std::vector<ForwardItem> items;
-      for (const auto& mate : mates) items.push_back({mate.get(), {&tokens_[mate->length()], 1}});
-      const std::span<const float> rows =
-          engine->forward(items, {.phase = Phase::kDecode, .policy = policy.get()});
-      together.push_back(copy(rows));
-    }
-    // The one in the middle, the shortest and the longest.
-    for (const int m : {41, 0, 63}) {
-      const auto alone = engine->make_sequence();
-      const int length = static_cast<int>(mates[m]->length()) - kSteps;
-      prefill(*engine, *alone, std::span(tokens_).first(length), policy.get());
-      for (int step = 0; step < kSteps; ++step) {
-        const std::vector<float> row = decode(*engine, *alone, tokens_[length + step], policy.get());
-        const auto within =
-            std::span(together[step]).subspan(static_cast<size_t>(m) * row.size(), row.size());
-        EXPECT_EQ(row, copy(within)) << name << ", sequence " << m << ", step " << step;
+    for (const auto& [sequences, rows] : {Batch{64, 1}, Batch{65, 1}, Batch{130, 1}, Batch{17, 4}}) {
+      const std::span batch = std::span(mates).first(sequences);
+      std::vector<std::vector<std::vector<float>>> together;
+      for (int s = 0; s < kSteps; ++s) together.push_back(step(*engine, batch, tokens_, rows, policy.get()));
+      for (size_t m = 0; m < sequences; ++m) mates[m]->truncate(lengths[m]);
+      // The shortest, the longest, those at the ends of a product of 64 rows.
+      for (const size_t m :
+           {size_t{0}, size_t{15}, size_t{16}, size_t{41}, size_t{63}, size_t{64}, size_t{129}}) {
+        if (m >= sequences) continue;
+        for (int s = 0; s < kSteps; ++s)
+          EXPECT_EQ(step(*engine, std::span(mates).subspan(m, 1), tokens_, rows, policy.get())[0],
+                    together[s][m])
+              << name << ", " << sequences << " of " << rows << ", sequence " << m << ", step " << s;
+        mates[m]->truncate(lengths[m]);
       }
     }
   }
+}
+
+TEST_F(CudaEngineTest, InvariantLogitsDoNotDependOnTheirMates) {
+  const auto engine = gpu_engine(model_, {.invariant = true});
+  std::vector<float> hidden(size_t{600} * 96);  // more rows than the head takes at once
+  for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = std::sin(static_cast<float>(i));
+  const std::vector<float> all = copy(engine->logits(hidden));
+  for (const size_t row : {0, 63, 64, 511, 512, 599})
+    EXPECT_EQ(copy(engine->logits(std::span(hidden).subspan(row * 96, 96))),
+              copy(std::span(all).subspan(row * kCudaVocabulary, kCudaVocabulary)))
+        << row;
 }
 
 /// Greedy tokens of sequences that join a running batch at the steps named and leave when they are done.
@@ -119,13 +146,34 @@ TEST_F(CudaEngineTest, AFullCacheSaysSoAndServesWhatFits) {
               HasSubstr("KV cache"));
   EXPECT_EQ(b->length(), 0);
   EXPECT_EQ(prefill(*engine, *b, std::span(tokens_).first(200), nullptr), expected);
-  const std::atomic<bool> cancel = true;
-  EXPECT_THROW(engine->prefill(*b, tokens_, nullptr, nullptr, {}, &cancel), Error);
-  EXPECT_EQ(b->length(), 200);
   EXPECT_THAT(thrown<OutOfMemory>([&] { gpu_engine(model_, {.cache_tokens = int64_t{1} << 36}); }),
               HasSubstr("GB"));
   b->truncate(0);
   EXPECT_EQ(prefill(*engine, *b, std::span(tokens_).first(200), nullptr), expected);
+}
+
+TEST_F(CudaEngineTest, APromptCancelledBetweenChunksLeavesItsSequenceAsItWas) {
+  const auto engine = gpu_engine(model_, {.prefill_chunk = 128, .invariant = true});
+  const Policy* policy = policies_[1].policy.get();
+  const auto a = engine->make_sequence(), b = engine->make_sequence();
+  prefill(*engine, *a, std::span(tokens_).first(100), policy);
+  prefill(*engine, *b, std::span(tokens_).first(100), policy);
+  std::atomic<bool> cancel = false;
+  int chunks = 0;
+  const auto cancel_after_one = [&](int64_t, std::span<const float>) {
+    ++chunks;
+    cancel = true;
+  };
+  EXPECT_THAT(thrown<Cancelled>([&] {
+                engine->prefill(*a, std::span(tokens_).subspan(100), policy, nullptr, cancel_after_one,
+                                &cancel);
+              }),
+              HasSubstr("cancelled after 28 of 600 tokens"));
+  EXPECT_EQ(chunks, 1);
+  EXPECT_EQ(a->length(), 100);
+  EXPECT_EQ(copy(a->last_hidden()), copy(b->last_hidden()));
+  for (int i = 100; i < 103; ++i)
+    EXPECT_EQ(decode(*engine, *a, tokens_[i], policy), decode(*engine, *b, tokens_[i], policy)) << i;
 }
 
 TEST_F(CudaEngineTest, AStepThatFindsNoPageLeavesItsBatchAsItWas) {
@@ -269,6 +317,12 @@ void fault_in_attention() {
   const int32_t page = std::exchange(table[0], 1 << 24);  // 256 GB past the cache
   print_fault(*engine, *sequence, policy);
   table[0] = page;
+  // A shape that the engine has no room and no products for yet.
+  const auto mate = engine->make_sequence();
+  const std::vector<ForwardItem> items = {{sequence.get(), {&tokens[0], 1}}, {mate.get(), {&tokens[1], 1}}};
+  std::vector<int32_t> next(2);
+  std::printf("wider: %s\n",
+              thrown<DeviceError>([&] { engine->forward_greedy(items, policy, next); }).c_str());
 }
 
 void fault_in_a_norm() {
@@ -302,6 +356,7 @@ TEST(CudaEngineFaults, AreExceptionsThatNameTheCall) {
   EXPECT_THAT(output_of_fault("attention", false),
               AllOf(HasSubstr("call 0: decode step of 1 rows in 1 sequences (replayed): "),
                     HasSubstr("cudaError"), HasSubstr("KASCADE_CUDA_CHECK=1"), HasSubstr("call 1: "),
+                    HasSubstr("wider: decode step of 2 rows in 2 sequences: "),
                     Not(HasSubstr("nothing thrown")), HasSubstr("ended well")));
 }
 

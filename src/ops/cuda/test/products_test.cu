@@ -122,7 +122,12 @@ void check_sizes(std::initializer_list<Size> sizes, std::initializer_list<int64_
         for (const Out kind : {Out::kBf16, Out::kF32, Out::kAdded}) {
           current = text("product, mode %d, [%d, %d], %d rows, out %d", int(mode), int(outputs), int(inputs),
                          int(rows), int(kind));
-          check_product(products, o, rows, kind);
+          try {
+            check_product(products, o, rows, kind);
+          } catch (const Unsupported& error) {
+            // Rows of outputs that are not whole 16 bytes: a layer has none.
+            EXPECT(mode == cuda::Products::kInvariant && outputs % 8 != 0, "refused: %s", error.what());
+          }
         }
     }
   }
