@@ -227,9 +227,9 @@ __global__ void __launch_bounds__(kArgMaxThreads)
   if (rank != 0 || threadIdx.x != 0) return;
   for (const uint64_t other : blocks) best = max(best, other);
   const auto value = static_cast<uint32_t>(best >> 32);
-  constexpr uint32_t kMinusInfinity = ~0xFF800000u;
+  constexpr uint32_t kInfinity = 0xFF800000u, kMinusInfinity = ~kInfinity;  // NaN is above kInfinity
   tokens[row] =
-      value == ~0u || value <= kMinusInfinity ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best));
+      value >= kInfinity || value <= kMinusInfinity ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best));
 }
 
 }  // namespace

@@ -61,8 +61,8 @@ void rope_append(const RopeAppend& call, int64_t rows, cudaStream_t stream);
 void silu_multiply(const __nv_bfloat16* gate_up, int64_t rows, int64_t ffn, __nv_bfloat16* out,
                    cudaStream_t stream);
 
-/// Index of the largest logit of each row, the smaller index on ties; -1 where a logit is NaN or all are
-/// -inf.
+/// Index of the largest logit of each row, the smaller index on ties; -1 where a logit is NaN or the largest
+/// is not finite.
 void arg_max(const float* logits, int64_t rows, int64_t vocabulary, int32_t* tokens, cudaStream_t stream);
 
 /// out[r] = x[indices[r]].

@@ -408,7 +408,7 @@ void test_arg_max() {
       for (float& x : row) x -= 100;  // all negative
       const int64_t best = random.in(0, vocabulary - 1);
       row[static_cast<size_t>(best)] = n == 0 ? kInfinity : -90.0f;
-      add(row, best);
+      add(row, n == 0 ? -1 : best);
     }
     add(std::vector<float>(size, 1.5f), 0);
     add(std::vector<float>(size, -kInfinity), -1);
