@@ -106,7 +106,9 @@ TEST_F(CudaEngineTest, SparsePoliciesDifferFromDense) {
 class Watcher final : public LayerObserver {};
 
 TEST_F(CudaEngineTest, GraphReplayChangesNoBit) {
-  const auto graphs = gpu_engine(model_), plain = gpu_engine(model_);
+  // Invariant: what is chosen by time may differ between two engines.
+  const auto graphs = gpu_engine(model_, {.invariant = true}),
+             plain = gpu_engine(model_, {.invariant = true});
   Watcher watcher;
   for (const auto& [name, policy] : policies_) {
     const auto a = graphs->make_sequence(), b = plain->make_sequence();
@@ -258,6 +260,25 @@ class Collector final : public LayerObserver {
   std::vector<float> weights_, mass_;
 };
 
+/// The share of expected's members that seen chose too, over all sets of a layer; 0 for lists of other sizes.
+double shared_members(const Collector& seen, const Collector& expected, size_t layer) {
+  const std::vector<int32_t>&counts = expected.counts[layer], &a = seen.members[layer],
+        &b = expected.members[layer];
+  if (a.size() != b.size() || counts != seen.counts[layer]) return 0;
+  const size_t capacity = b.size() / counts.size();
+  double shared = 0, all = 0;
+  for (size_t set = 0; set < counts.size(); ++set) {
+    const auto members = [&](const std::vector<int32_t>& list) {
+      const auto first = list.begin() + static_cast<int64_t>(set * capacity);
+      return std::set<int32_t>(first, first + counts[set]);
+    };
+    const std::set<int32_t> wanted = members(b);
+    for (const int32_t key : members(a)) shared += wanted.contains(key) ? 1 : 0;
+    all += static_cast<double>(wanted.size());
+  }
+  return all > 0 ? shared / all : 0;
+}
+
 class SelectEverywhere final : public Policy {
  public:
   const std::string& name() const override { return name_; }
@@ -293,7 +314,8 @@ TEST_F(CudaEngineTest, ObserversSeeWhatTheCpuShows) {
               0.1)
         << layer;
   }
-  EXPECT_EQ(seen.members[0].size(), expected.members[0].size());
+  // Keys at the cut of a set may differ where bf16 reverses two of them.
+  for (size_t layer = 0; layer < 4; ++layer) EXPECT_GE(shared_members(seen, expected, layer), 0.95) << layer;
 }
 
 TEST(CudaEngineErrors, WhatAGpuDoesNotRunIsNamed) {
