@@ -67,8 +67,8 @@ KASCADE_HOST_DEVICE constexpr int64_t count_of(const Budget& budget, int64_t len
 }
 }  // namespace budget_detail
 
-/// The budget of one tile (method.md section 7). `candidates` = x for kOnTop and kCharged prefill tiles; for
-/// a row whose own key is a candidate (kCandidate, and every row of a `step` call whose budget is not kOnTop)
+/// A tile's budget (docs/method.md, "Budgets"). `candidates` = x for kOnTop and kCharged prefill tiles; for a
+/// row whose own key is a candidate (kCandidate, and every row of a `step` call whose budget is not kOnTop)
 /// its position + 1. x = rolling length; length = L; query_rows, which rolling_min_rows compares with, is L
 /// in an `aligned` call ("this call" is the whole prompt, never a chunk of it) and 1 in a `step` call.
 KASCADE_HOST_DEVICE constexpr SetBudget evaluate_budget(const Budget& budget, int64_t candidates, int64_t x,
@@ -92,7 +92,7 @@ KASCADE_HOST_DEVICE constexpr SetBudget evaluate_budget(const Budget& budget, in
   return set;
 }
 
-/// Named presets (method.md section 7, architecture.md section 4.1).
+/// Named presets (docs/method.md, "Budgets").
 enum class BudgetPreset : uint8_t { kDefault, kPaper, kKernel };
 
 /// `default`: the last 128 keys before the tile always, ceil(percent * x) >= 128 of the others, own tile on

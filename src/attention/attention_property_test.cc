@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of any correct implementation (docs/method.md section 8), for every kernel and type of keys.
+// What must hold of any correct implementation (DESIGN.md, "The operator"; docs/method.md, "Edge cases"), for
+// every kernel of the CPU and type of keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference kernel against the definition written out once more, from the logical arrays alone: no
-// addresses, no helpers of params.h. Examples of docs/method.md sit here too.
+// addresses, no helpers of params.h. The edge cases of docs/method.md sit here too.
 #include <gtest/gtest.h>
 
 #include <algorithm>

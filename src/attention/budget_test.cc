@@ -24,7 +24,7 @@ struct Row {
   int64_t length, k0, paper, kernel;
 };
 
-// The table of method.md section 7. Where `kernel` is dense it selects everything.
+// What the rules of docs/method.md, "Budgets", come to. Where `kernel` is dense it selects everything.
 constexpr Row kTable[] = {{100, 100, 68, 100},          {128, 128, 96, 128},   {1000, 128, 96, 128},
                           {2304, 230, 198, 256},        {8192, 819, 787, 896}, {32768, 3276, 3244, 3328},
                           {131072, 13107, 13075, 13184}};

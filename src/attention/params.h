@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the fields of a call mean, for every implementation: sequences, tiles, sets and addresses, clamped to
-// the maxima that the host stated (architecture.md section 4.1). Plain arithmetic on values, no allocation,
+// the maxima that the host stated (AttentionParams). Plain arithmetic on values, no allocation,
 // no checks of the caller's fields (check.h does those).
 #pragma once
 

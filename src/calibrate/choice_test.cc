@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// docs/method.md, "Anchor choice", the worked example.
+// The dynamic program of docs/method.md, "Calibration", worked out by hand.
 const LayerSimilarity kExample = {{1, .90, .60, .50}, {0, 1, .85, .80}, {0, 0, 1, .95}, {0, 0, 0, 1}};
 const std::vector<double> kExampleImportance = {.6, .5, .2, .1};
 

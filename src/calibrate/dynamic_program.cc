@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exact choice of anchors (docs/method.md, "Anchor choice"), keeping the n best sets instead of one.
+// The exact choice of anchors (docs/method.md, "Calibration"), keeping the n best sets instead of one.
 #include <algorithm>
 #include <cmath>
 

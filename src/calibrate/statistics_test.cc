@@ -58,7 +58,7 @@ void add_tile(SimilarityAccumulator& accumulator, const std::vector<LayerTile>& 
                       sets.data());
 }
 
-// docs/method.md, "Similarity", the worked example: layer 0 selects {0,1} and {2,3}.
+// Similarity (docs/method.md, "Calibration") worked out by hand: layer 0 selects {0,1} and {2,3}.
 std::vector<LayerTile> example_tile() {
   return {layer_tile({{.25F, .25F, .0F, .0F}, {.0F, .0F, .25F, .25F}}, {.5F, .5F}, {{0, 1}, {2, 3}}),
           layer_tile({{.30F, .10F, .20F, .05F}, {.02F, .03F, .30F, .25F}}, {.35F, .40F}, {{0, 2}, {2, 3}})};

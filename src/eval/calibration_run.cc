@@ -23,8 +23,8 @@
 namespace kascade {
 namespace {
 
-// Prompts that the choice measures candidates on; the statistics take all. Eight suffice (docs/method.md),
-// and every one keeps its cache in memory.
+// Prompts that the choice measures candidates on; the statistics take all. Eight suffice, and
+// every one keeps its cache in memory.
 constexpr size_t kChoicePrompts = 12;
 // Teacher-forced rows of a prompt in the choice.
 constexpr int64_t kChoiceRows = 48;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics of one prompt (docs/method.md section 9.1-9.3): the engine runs, an observer gathers.
+// The statistics of one prompt (docs/method.md, "Calibration"): the engine runs, an observer gathers.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kascade and its variants (method.md sections 3-5 and 10): anchor layers select, the others reuse.
+// Kascade and its variants (docs/method.md, "Selection"): anchor layers select, the others reuse.
 #include <fmt/ranges.h>
 
 #include <numeric>

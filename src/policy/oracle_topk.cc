@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Oracle top-k (baselines.md section 2): every layer selects for itself, for each query and query head, in
-// both phases. An upper bound on quality; nothing is saved.
+// Oracle top-k: every layer selects for itself, for each query and query head, in both phases. An upper bound
+// on quality; nothing is saved.
 #include <fmt/format.h>
 
 #include "base/check.h"

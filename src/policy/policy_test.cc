@@ -182,7 +182,7 @@ TEST(Kascade, TileComesFromTheOptionThenFromThePlan) {
   EXPECT_EQ(rule.budget.tile, 16);
 }
 
-// Members of one set as method.md section 7 tabulates them.
+// Members of one set by the rules of docs/method.md, "Budgets".
 int64_t members(const Budget& budget, int64_t candidates, int64_t length, int64_t query_rows) {
   return evaluate_budget(budget, candidates, candidates, length, query_rows).members();
 }

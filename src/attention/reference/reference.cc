@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operator in plain loops: what every other implementation is compared with, written to be read beside
-// docs/method.md sections 4, 5, 8 and 14. Scores, softmax and sums are in double; pooled weights become float
-// once, before they are ranked.
+// docs/method.md, "Selection", "Budgets" and "Edge cases". Scores, softmax and sums are in double; pooled
+// weights become float once, before they are ranked.
 #include <algorithm>
 #include <cmath>
 #include <limits>
