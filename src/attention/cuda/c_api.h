@@ -76,8 +76,8 @@ typedef struct kascade_attention_params {
 /* Sets *bytes to the device memory that kascade_cuda_decode needs for any call within the stated maxima. */
 int kascade_cuda_decode_workspace(const kascade_attention_params* params, size_t* bytes);
 
-/* Enqueues a call on stream (a cudaStream_t). Neither allocates nor synchronises; may be captured in a graph.
- */
+/* Enqueues a call on stream (a cudaStream_t), with a workspace that is 256-byte aligned. Neither allocates
+ * nor synchronises; may be captured in a graph. */
 int kascade_cuda_decode(const kascade_attention_params* params, void* workspace, size_t workspace_bytes,
                         void* stream);
 
