@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -14,15 +15,18 @@
 namespace kascade::cli {
 namespace {
 
+// Of --memory: what CUDA's context, its libraries and the driver hold before anything is allocated.
+constexpr uint64_t kReserveBytes = uint64_t{1} << 30;
+
 // What a model and its sequences take of a GPU.
 struct GpuFit {
   GpuMemoryPlan plan;
   std::string device;  // empty: neither a GPU nor --memory
-  uint64_t available_bytes = 0;
+  uint64_t available_bytes = 0, reserve_bytes = 0;
   std::string no_device;  // why there is none
   int64_t context = 0, batch = 0;
 
-  bool known() const { return available_bytes > 0; }
+  bool known() const { return !device.empty(); }
   bool fits() const { return plan.total() <= available_bytes; }
   Json json() const {
     return {{"context", context},
@@ -33,6 +37,7 @@ struct GpuFit {
             {"total_bytes", plan.total()},
             {"device", device.empty() ? Json() : Json(device)},
             {"available_bytes", known() ? Json(available_bytes) : Json()},
+            {"reserve_bytes", reserve_bytes},
             {"fits", known() ? Json(fits()) : Json()}};
   }
   void require_fit() const {
@@ -53,13 +58,18 @@ struct Inspect {
 
   std::optional<GpuFit> gpu_fit(const ModelConfig& config, int64_t tokens) const {
     if (!on_gpu) return std::nullopt;
+    require<Unsupported>(options.compute == "auto", "compute: a GPU works in bf16 (auto), got {}",
+                         options.compute);
     GpuFit fit;
     fit.context = tokens;
     fit.batch = batch;
     fit.plan = plan_gpu_memory(config, tokens, batch);
     if (!memory.empty()) {
-      fit.device = "a GPU of " + memory;
-      fit.available_bytes = parse_bytes(memory, "--memory");
+      const uint64_t bytes = parse_bytes(memory, "--memory");
+      fit.reserve_bytes = std::min(bytes, kReserveBytes);
+      fit.available_bytes = bytes - fit.reserve_bytes;
+      fit.device = fmt::format("a GPU of {} ({} of it for the driver and CUDA)", memory,
+                               human_bytes(fit.reserve_bytes));
       return fit;
     }
     try {
@@ -163,7 +173,8 @@ void add_inspect(CLI::App& app, std::function<void()>* run) {
       ->capture_default_str();
   verb->add_option("--device", inspect->options.device,
                    "cuda: also state what --batch sequences of --context tokens take of a GPU, and whether "
-                   "that fits (exit code 1 when it does not)")
+                   "that fits (exit code 1 when it does not); needs a build by make cuda, but no GPU with "
+                   "--memory")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--batch", inspect->batch, "Sequences, for --device cuda")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))

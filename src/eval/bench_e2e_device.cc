@@ -136,6 +136,9 @@ GpuMemoryPlan plan_gpu_memory(const ModelConfig& config, int64_t context, int64_
   EngineOptions options;
   require<BadArgument>(context >= 1, "context: expected 1 or more, got {}", context);
   require<BadArgument>(batch >= 1, "batch: expected 1 or more, got {}", batch);
+  require<Unsupported>(context <= config.context, "context: {} tokens, but the model's context is {}",
+                       context, config.context);
+  CudaModel::require_shape(config);
   const int64_t pages_each = (context - 1) / options.page_size + 1;
   require<BadArgument>(batch <= INT32_MAX / pages_each,
                        "context, batch: {} sequences of {} tokens need more than {} pages of {} tokens",

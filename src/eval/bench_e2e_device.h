@@ -39,8 +39,8 @@ struct GpuMemoryPlan {
   uint64_t weight_bytes = 0, kv_bytes = 0, scratch_bytes = 0;
   uint64_t total() const { return weight_bytes + kv_bytes + scratch_bytes; }
 };
-/// Throws Unsupported in builds without CUDA, BadArgument for numbers below 1 or more than a cache or a step
-/// holds.
+/// Throws Unsupported in builds without CUDA, past the model's context and for shapes that a GPU does not
+/// take; BadArgument for numbers below 1 or more than a cache or a step holds. Needs no GPU.
 GpuMemoryPlan plan_gpu_memory(const ModelConfig& config, int64_t context, int64_t batch);
 
 /// The current GPU; throws Unsupported where there is none.

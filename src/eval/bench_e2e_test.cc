@@ -238,7 +238,7 @@ TEST(ModelShapes, PlansFit) {
 
 #ifdef KASCADE_CUDA
 TEST(GpuMemoryPlan, CountsWhatIsThere) {
-  const ModelConfig& config = shape_model("llama-3.1-8b", 1)->config();
+  const ModelConfig config = shape_model("llama-3.1-8b", 1)->config();
   const GpuMemoryPlan plan = plan_gpu_memory(config, 131072, 4);
   // 8.03e9 parameters in bf16, and rounding of each matrix to its alignment.
   EXPECT_NEAR(static_cast<double>(plan.weight_bytes), 16.06e9, 0.02e9);
@@ -246,11 +246,29 @@ TEST(GpuMemoryPlan, CountsWhatIsThere) {
   EXPECT_GT(plan.scratch_bytes, 1'000'000'000u);
   EXPECT_LT(plan.scratch_bytes, 8'000'000'000u);
   EXPECT_EQ(plan.total(), plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes);
-  EXPECT_GT(plan_gpu_memory(config, 131073, 1).kv_bytes, plan_gpu_memory(config, 131072, 1).kv_bytes);
+  EXPECT_GT(plan_gpu_memory(config, 65537, 1).kv_bytes, plan_gpu_memory(config, 65536, 1).kv_bytes);
+  // logits() takes up to 512 rows; what grows may grow by an eighth more than it needs.
+  const uint64_t head_row = uint64_t{4096} * (4 + 2) + uint64_t{128256} * 4;
+  const auto scratch = [&](int64_t batch) { return plan_gpu_memory(config, 64, batch).scratch_bytes; };
+  EXPECT_EQ(scratch(1), scratch(512));
+  EXPECT_EQ(scratch(1024) - scratch(512), 512 * head_row / 8 * 9);
+}
+
+TEST(GpuMemoryPlan, RefusesWhatAGpuRefuses) {
+  ModelConfig config = shape_model("llama-3.1-8b", 1)->config();
+  EXPECT_THAT(message_of<Unsupported>([&] { plan_gpu_memory(config, 131073, 1); }),
+              HasSubstr("131073 tokens, but the model's context is 131072"));
+  config.head_dim = 80;
+  EXPECT_THAT(message_of<Unsupported>([&] { plan_gpu_memory(config, 1024, 1); }),
+              HasSubstr("head_dim is 80"));
+  config.head_dim = 128;
+  config.ffn = 14340;
+  EXPECT_THAT(message_of<Unsupported>([&] { plan_gpu_memory(config, 1024, 1); }), HasSubstr("14340"));
 }
 
 TEST(GpuMemoryPlan, NumbersThatNothingHoldsAreNamed) {
-  const ModelConfig& config = shape_model("llama-3.1-8b", 1)->config();
+  ModelConfig config = shape_model("llama-3.1-8b", 1)->config();
+  config.context = INT64_MAX;
   const auto refusal = [&](int64_t context, int64_t batch) {
     return message_of<BadArgument>([&] { plan_gpu_memory(config, context, batch); });
   };

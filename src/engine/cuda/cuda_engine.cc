@@ -30,6 +30,9 @@ constexpr size_t kMostGraphs = 32;
 constexpr int64_t kStepProductRows = 64;
 // logits() gives the head as many rows at once.
 constexpr int64_t kHeadRows = 512;
+// What planned_bytes() does not count one by one: a step's small arrays, the rounding of allocations, kernels
+// that are loaded when they first run, graphs.
+constexpr uint64_t kMarginBytes = uint64_t{128} << 20;
 
 cuda::Products mode_of(const EngineOptions& options) {
   return options.invariant ? cuda::Products::kInvariant : cuda::Products::kFast;
@@ -132,10 +135,12 @@ uint64_t CudaEngine::planned_bytes(const ModelConfig& config, const EngineOption
                        planned.prefill_chunk, batch);
   const auto rope =
       static_cast<uint64_t>(config.context) * static_cast<uint64_t>(config.head_dim) * sizeof(float);
-  const auto head = static_cast<uint64_t>(batch) * static_cast<uint64_t>(config.vocabulary) * sizeof(float);
-  return cache_shape(config, planned, DType::kBF16).total_bytes() +
-         static_cast<uint64_t>(planned.prefill_chunk) * row_bytes(config) + kChunkScratchBytes + rope + head +
-         cuda::MatrixProducts::kWorkspaceBytes;
+  const uint64_t last_row = static_cast<uint64_t>(config.hidden) * (sizeof(float) + sizeof(__nv_bfloat16)) +
+                            static_cast<uint64_t>(config.vocabulary) * sizeof(float);
+  const uint64_t growing = static_cast<uint64_t>(planned.prefill_chunk) * row_bytes(config) + rope +
+                           static_cast<uint64_t>(std::max(batch, kHeadRows)) * last_row;
+  return cache_shape(config, planned, DType::kBF16).total_bytes() + kChunkScratchBytes +
+         cuda::MatrixProducts::kWorkspaceBytes + growing + growing / 8 + kMarginBytes;
 }
 
 bool CudaEngine::make_room(int64_t rows) {

@@ -38,8 +38,9 @@ class CudaEngine final : public CachedEngine {
   /// in `timer` (null: no more).
   void time_parts(cuda::PartTimer* timer) { timer_ = timer; }
 
-  /// Bytes of KV cache and scratch that an engine of these options will allocate at most, for steps of
-  /// `batch` sequences. Throws BadArgument for options or a batch out of range.
+  /// Bytes of KV cache and scratch that an engine of these options will allocate at most for prompts, steps
+  /// of `batch` sequences and logits(). Observers take more, and so does a prompt whose smallest chunk passes
+  /// the limit of index sets and workspace. Throws BadArgument for options or a batch out of range.
   static uint64_t planned_bytes(const ModelConfig& config, const EngineOptions& options, int64_t batch);
 
  private:

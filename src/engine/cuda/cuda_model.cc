@@ -170,7 +170,15 @@ void fill_random(const ModelConfig& config, const CudaPlaces& places, uint64_t s
   stream.wait();
 }
 
-void require_shape(const ModelConfig& config) {
+}  // namespace
+
+uint64_t CudaModel::weight_bytes(const ModelConfig& config) {
+  Layout layout(nullptr);
+  lay_out(config, layout);
+  return layout.bytes();
+}
+
+void CudaModel::require_shape(const ModelConfig& config) {
   require<Unsupported>(config.hidden % kUnit == 0 && config.ffn % kUnit == 0,
                        "model: rows of {} (hidden) and {} (ffn); a GPU takes multiples of {}", config.hidden,
                        config.ffn, kUnit);
@@ -184,28 +192,21 @@ void require_shape(const ModelConfig& config) {
   require<Unsupported>(reason.empty(), "model: attention on a GPU: {}", reason);
 }
 
-}  // namespace
-
-uint64_t CudaModel::weight_bytes(const ModelConfig& config) {
-  Layout layout(nullptr);
-  lay_out(config, layout);
-  return layout.bytes();
-}
-
 CudaModel::CudaModel(std::shared_ptr<const Model> model, const LoadProgress& progress) {
   model_ = std::move(model);
-  load(model_->weights(), place(), progress);
+  require_shape(model_->config());
+  load(model_->weights(), allocate(), progress);
 }
 
 CudaModel::CudaModel(std::shared_ptr<const Model> model, uint64_t seed) {
   model_ = std::move(model);
-  fill_random(model_->config(), place(), seed);
+  require_shape(model_->config());
+  fill_random(model_->config(), allocate(), seed);
 }
 
-const CudaPlaces& CudaModel::place() {
+const CudaPlaces& CudaModel::allocate() {
   compute_ = Compute::kFast;
   const ModelConfig& config = model_->config();
-  require_shape(config);
   device_ = cuda::usable_device();
   const uint64_t bytes = weight_bytes(config);
   require<OutOfMemory>(bytes <= device_.free_bytes, "weights: {} in bf16, but {} of the {} of {} are free",

@@ -47,9 +47,12 @@ class CudaModel final : public PreparedModel {
 
   /// Device memory that the weights of a model of this shape take.
   static uint64_t weight_bytes(const ModelConfig& config);
+  /// Throws Unsupported, naming it, for what the operators do not take of a model's shape. Needs no device.
+  static void require_shape(const ModelConfig& config);
 
  private:
-  const CudaPlaces& place();
+  /// Places for all weights on the current device, which must be one that the operators take.
+  const CudaPlaces& allocate();
   std::unique_ptr<Engine> make_engine(std::shared_ptr<const PreparedModel> self,
                                       const EngineOptions& options) const override;
 
