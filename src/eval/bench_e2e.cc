@@ -110,6 +110,7 @@ class Bench {
       const int64_t page = engine_options.page_size;
       engine_options.cache_tokens = work.batch * ((work.tokens - 1) / page + 1) * page;
       engine_ = Engine::create(model_, engine_options);
+      require_rows();
       report.threads = engine_->threads();
       report.works.push_back(work.phase == Phase::kDecode ? decode(work) : prefill(work));
       engine_.reset();
@@ -133,6 +134,14 @@ class Bench {
           e2e_work_name(work), static_cast<double>(plan.total()) * 1e-9,
           static_cast<double>(gpu.free_bytes) * 1e-9, static_cast<double>(gpu.total_bytes) * 1e-9, gpu.name);
     }
+  }
+
+  // All work, before any of it: what an engine takes does not depend on the work.
+  void require_rows() const {
+    for (const E2eWork& work : o_.works)
+      require<BadArgument>(work.phase != Phase::kDecode || work.batch <= engine_->max_rows(),
+                           "{}: {} rows a step, but an engine here takes {}", e2e_work_name(work), work.batch,
+                           engine_->max_rows());
   }
 
   void say(const std::string& doing, double share_of_work = 0) const {

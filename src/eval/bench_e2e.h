@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/parts.h"
 #include "kascade/attention.h"
 #include "kascade/engine.h"
 
@@ -30,15 +31,22 @@ struct E2eWork {
 E2eWork parse_e2e_work(std::string_view text);
 std::string e2e_work_name(const E2eWork& work);
 
-/// Parts of a pass through the layers; attention is told apart by role.
-constexpr size_t kE2eParts = 6;
-constexpr std::array<const char*, kE2eParts> kE2ePartNames = {"products",
-                                                              role_name(Role::kDense),
-                                                              role_name(Role::kLayer0),
-                                                              role_name(Role::kAnchor),
-                                                              role_name(Role::kReuse),
-                                                              "rest"};
-using E2eParts = std::array<double, kE2eParts>;  // seconds
+/// How reports show a part.
+struct E2ePart {
+  Part part;
+  const char* name;    // in documents
+  const char* label;   // in the figure
+  const char* colour;  // of its blocks
+  bool pale;           // the colour: text on it is dark
+};
+constexpr std::array<E2ePart, kParts> kE2eParts = {{
+    {Part::kProducts, "products", "matrix products", "#9aa7b5", true},
+    {Part::kDense, role_name(Role::kDense), "attention, dense", "#e8384f", false},
+    {Part::kLayer0, role_name(Role::kLayer0), "layer 0", "#b8577f", false},
+    {Part::kAnchor, role_name(Role::kAnchor), "anchor layers", "#d9822b", false},
+    {Part::kReuse, role_name(Role::kReuse), "reuse layers", "#1f77a4", false},
+    {Part::kRest, "rest", "rest", "#d5dbe1", true},
+}};
 
 struct E2eBenchOptions {
   std::vector<E2eWork> works;
@@ -58,7 +66,7 @@ struct E2eRun {
   std::string description;  // describe()
   // Prefill: to the first token. Decode: of one step of all sequences. Median and least of the repetitions.
   double seconds = 0, min_seconds = 0;
-  E2eParts parts{};           // of a separate untimed pass without graphs; all 0 where the device tells none
+  PartTimes parts{};          // of a separate untimed pass without graphs; all 0 where the device tells none
   uint64_t memory_bytes = 0;  // the engine's own account after the run, weights included
 
   double parts_seconds() const;
@@ -81,7 +89,7 @@ struct E2eLimits {
 
 struct E2eReport {
   std::string device;   // "cpu", "cuda"
-  std::string machine;  // the GPU's name
+  std::string machine;  // name of the GPU, or of the processor
   uint64_t device_memory_bytes = 0;
   ModelConfig config;
   uint64_t weight_bytes = 0;  // on the device
@@ -97,7 +105,8 @@ struct E2eReport {
 };
 
 /// Runs the bench, one engine for each piece of work, caches filled with random keys on a GPU and by a dense
-/// prefill on the CPU. Throws BadArgument for options out of range, Unsupported past the model's context,
+/// prefill on the CPU. Throws BadArgument for options out of range and steps of more rows than the engine
+/// takes, Unsupported past the model's context,
 /// OutOfMemory (naming the work and what it needs, before anything runs, on a GPU), Cancelled, and Error when
 /// a step's logits are no numbers. The names of plan and commit are the caller's to fill in.
 E2eReport bench_e2e(const std::shared_ptr<const PreparedModel>& model, const E2eBenchOptions& options);

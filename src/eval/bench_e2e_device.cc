@@ -2,6 +2,7 @@
 #include "eval/bench_e2e_device.h"
 
 #include "base/check.h"
+#include "eval/processor.h"
 
 #if defined(KASCADE_CUDA)
 #include <algorithm>
@@ -30,11 +31,6 @@ struct PeakShape {
 constexpr PeakShape kPeakShapes[] = {{16384, 8192, 8192}, {8192, 28672, 4096}};
 // Calls that are timed together, and how often; the last ones, after some tenths of a second, are sustained.
 constexpr int kPeakCalls = 5, kPeakGroups = 60, kSustainedGroups = 30;
-
-static_assert(cuda::kParts == kE2eParts && static_cast<size_t>(cuda::Part::kProducts) == 0 &&
-              static_cast<size_t>(cuda::Part::kDense) == 1 && static_cast<size_t>(cuda::Part::kLayer0) == 2 &&
-              static_cast<size_t>(cuda::Part::kAnchor) == 3 && static_cast<size_t>(cuda::Part::kReuse) == 4 &&
-              static_cast<size_t>(cuda::Part::kRest) == 5);
 
 const CudaModel* on_gpu(const PreparedModel& model) { return dynamic_cast<const CudaModel*>(&model); }
 
@@ -99,7 +95,7 @@ std::shared_ptr<const PreparedModel> random_gpu_model(std::shared_ptr<const Mode
 E2eDevice e2e_device(const PreparedModel& model) {
   if (const CudaModel* gpu = on_gpu(model))
     return {gpu->device_info().name, gpu->device_info().total_bytes, gpu->bytes()};
-  return {"", 0, model.model().weights().bytes};
+  return {processor_name(), 0, model.model().weights().bytes};
 }
 
 E2eLimits measure_e2e_limits(const PreparedModel& model) {
@@ -117,7 +113,7 @@ bool fill_random_keys(Engine& engine, Sequence& sequence, int64_t length, uint64
   return true;
 }
 
-E2eParts time_e2e_parts(Engine& engine, const std::function<void()>& call) {
+PartTimes time_e2e_parts(Engine& engine, const std::function<void()>& call) {
   auto* gpu = dynamic_cast<CudaEngine*>(&engine);
   if (gpu == nullptr) return {};
   cuda::PartTimer timer;
@@ -172,13 +168,15 @@ std::shared_ptr<const PreparedModel> random_gpu_model(std::shared_ptr<const Mode
   throw Unsupported(std::string(kNoCuda) + "; random weights are made on a GPU");
 }
 
-E2eDevice e2e_device(const PreparedModel& model) { return {"", 0, model.model().weights().bytes}; }
+E2eDevice e2e_device(const PreparedModel& model) {
+  return {processor_name(), 0, model.model().weights().bytes};
+}
 
 E2eLimits measure_e2e_limits(const PreparedModel&) { return {}; }
 
 bool fill_random_keys(Engine&, Sequence&, int64_t, uint64_t) { return false; }
 
-E2eParts time_e2e_parts(Engine&, const std::function<void()>&) { return {}; }
+PartTimes time_e2e_parts(Engine&, const std::function<void()>&) { return {}; }
 
 GpuMemoryPlan plan_gpu_memory(const ModelConfig&, int64_t, int64_t) { throw Unsupported(kNoCuda); }
 

@@ -32,7 +32,7 @@ E2eLimits measure_e2e_limits(const PreparedModel& model);
 bool fill_random_keys(Engine& engine, Sequence& sequence, int64_t length, uint64_t seed);
 
 /// Device time of the parts of what call enqueues; all 0 on the CPU (call does not run there).
-E2eParts time_e2e_parts(Engine& engine, const std::function<void()>& call);
+PartTimes time_e2e_parts(Engine& engine, const std::function<void()>& call);
 
 /// Memory of a GPU that a model of this shape takes with batch sequences of context tokens.
 struct GpuMemoryPlan {

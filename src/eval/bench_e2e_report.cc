@@ -32,7 +32,7 @@ Shares shares_of(const E2eReport& report, const E2eWorkResult& result, const E2e
     if (dense && read > 0 && run.seconds > 0) shares.of_read_limit = result.dense_bytes / read / run.seconds;
     return shares;
   }
-  const double products = run.parts[0], attention = run.parts[1];
+  const double products = run.parts[Part::kProducts], attention = run.parts[Part::kDense];
   if (products > 0) shares.products_tflop_per_s = result.product_flop / products * 1e-12;
   if (peak > 0) shares.products_of_peak = shares.products_tflop_per_s * 1e12 / peak;
   if (dense && attention > 0) shares.attention_tflop_per_s = result.dense_attention_flop / attention * 1e-12;
@@ -53,8 +53,8 @@ Json run_json(const E2eReport& report, const E2eWorkResult& result, const E2eRun
                {"parts", Json()}};
   if (const double all = run.parts_seconds(); all > 0) {
     Json parts = Json::object();
-    for (size_t i = 0; i < kE2eParts; ++i)
-      parts[kE2ePartNames[i]] = {{"seconds", run.parts[i]}, {"share", run.parts[i] / all}};
+    for (const E2ePart& shown : kE2eParts)
+      parts[shown.name] = {{"seconds", run.parts[shown.part]}, {"share", run.parts[shown.part] / all}};
     json["parts"] = parts;
   }
   const Shares shares = shares_of(report, result, run);
@@ -138,7 +138,8 @@ std::string bench_e2e_table(const E2eReport& r) {
     std::string name = e2e_work_name(result.work);
     for (const E2eRun& run : result.runs) {
       const Shares shares = shares_of(r, result, run);
-      const double all = run.parts_seconds(), products = run.parts[0], rest = run.parts[kE2eParts - 1];
+      const double all = run.parts_seconds(), products = run.parts[Part::kProducts],
+                   rest = run.parts[Part::kRest];
       const double ratio = e2e_ratio_to_dense(result, run);
       const auto part = [&](double seconds) { return all > 0 ? percent(seconds / all) : "-"; };
       text += fmt::format(

@@ -20,10 +20,6 @@ constexpr double kHeight = kTop + kChartHeight + 96;
 constexpr double kLeastWidth = 720;
 constexpr double kLeastNamed = 15;  // parts lower than this hold no text
 
-constexpr std::array<std::string_view, kE2eParts> kColours = {"#9aa7b5", "#e8384f", "#b8577f",
-                                                              "#d9822b", "#1f77a4", "#d5dbe1"};
-constexpr std::array<std::string_view, kE2eParts> kLabels = {"matrix products", "attention, dense", "layer 0",
-                                                             "anchor layers",   "reuse layers",     "rest"};
 constexpr std::string_view kWholeColour = "#9aa7b5";
 
 // All times of a group in one unit.
@@ -41,15 +37,15 @@ void draw_bar(const E2eWorkResult& result, const E2eRun& run, double x, double s
   const double scale = slowest > 0 ? (kChartHeight - kLabelSpace) / slowest : 0;
   const double all = run.parts_seconds();
   double y = bottom;
-  for (size_t i = 0; i < kE2eParts && all > 0; ++i) {
-    const double share = run.parts[i] / all, height = share * run.seconds * scale;
+  for (const E2ePart& shown : kE2eParts) {
+    const double share = all > 0 ? run.parts[shown.part] / all : 0, height = share * run.seconds * scale;
     if (height <= 0) continue;
     y -= height;
-    out.rect(x, y, kBarWidth, height, fmt::format("fill=\"{}\"", kColours[i]));
+    out.rect(x, y, kBarWidth, height, fmt::format("fill=\"{}\"", shown.colour));
     if (height >= kLeastNamed)
       out.text(x + kBarWidth / 2, y + height / 2 + 4, fmt::format("{:.0f} %", share * 100),
                fmt::format("text-anchor=\"middle\" font-size=\"11\" fill=\"{}\"",
-                           i == 0 || i + 1 == kE2eParts ? kSvgInk : "#ffffff"));
+                           shown.pale ? kSvgInk : "#ffffff"));
   }
   if (all <= 0) {
     y -= run.seconds * scale;
@@ -78,10 +74,11 @@ void draw_legend(const E2eReport& report, Drawing& out) {
   });
   if (!parts) return;
   double x = kLeft;
-  for (size_t i = 0; i < kE2eParts; ++i) {
-    out.rect(x, 78, 11, 11, fmt::format("fill=\"{}\"", kColours[i]));
-    out.text(x + 16, 88, kLabels[i]);
-    x += 34 + 6.2 * static_cast<double>(kLabels[i].size());
+  for (const E2ePart& shown : kE2eParts) {
+    const std::string_view label = shown.label;
+    out.rect(x, 78, 11, 11, fmt::format("fill=\"{}\"", shown.colour));
+    out.text(x + 16, 88, label);
+    x += 34 + 6.2 * static_cast<double>(label.size());
   }
 }
 

@@ -24,8 +24,10 @@ E2eRun made_up_run(const std::string& policy, double seconds) {
   run.description = policy + " <b>&\x01\xff";
   run.seconds = seconds;
   run.min_seconds = seconds * 0.9;
-  run.parts = {0.4 * seconds, policy == "dense" ? 0.5 * seconds : 0, 0, 0.2 * seconds, 0.2 * seconds,
-               0.1 * seconds};
+  run.parts[Part::kProducts] = 0.4 * seconds;
+  run.parts[Part::kDense] = policy == "dense" ? 0.5 * seconds : 0;
+  run.parts[Part::kAnchor] = run.parts[Part::kReuse] = 0.2 * seconds;
+  run.parts[Part::kRest] = 0.1 * seconds;
   run.memory_bytes = 85'000'000'000;
   return run;
 }
@@ -165,6 +167,7 @@ TEST(BenchE2e, RunsEveryWorkOnTheCpu) {
   };
   const E2eReport report = bench_e2e(tiny_model(), options);
   EXPECT_EQ(report.device, "cpu");
+  EXPECT_FALSE(report.machine.empty());
   ASSERT_EQ(report.works.size(), 3u);
   for (const E2eWorkResult& work : report.works) {
     ASSERT_EQ(work.runs.size(), 2u);
@@ -196,6 +199,9 @@ TEST(BenchE2e, RefusesWhatCannotRun) {
   EXPECT_THAT(refused({"decode:1x513"}, nothing), HasSubstr("513 tokens, but the model's context is 512"));
   EXPECT_THAT(refused({"prefill:1K"}, nothing), HasSubstr("1024 tokens"));
   EXPECT_THAT(refused({"decode:1x5"}, nothing), HasSubstr("it has 5"));
+  // Said before a cache is filled: the first work would run.
+  EXPECT_THAT(refused({"decode:1x8", "decode:600x8"}, nothing),
+              HasSubstr("decode:600x8: 600 rows a step, but an engine here takes 512"));
   EXPECT_THAT(refused({}, nothing), HasSubstr("work"));
   EXPECT_THAT(refused({"prefill:8"}, [](auto& o) { o.policies.clear(); }), HasSubstr("policies"));
   EXPECT_THAT(refused({"prefill:8"}, [](auto& o) { o.steps = 0; }), HasSubstr("steps"));

@@ -18,7 +18,6 @@ namespace {
 using cuda::check_call;
 using cuda::copy_to_device;
 using cuda::copy_to_host;
-using cuda::Part;
 
 constexpr int32_t kDefaultChunk = 8192;
 // Index sets and workspace of a prompt's chunk: a chunk that would take more is cut into smaller ones.
@@ -36,20 +35,6 @@ constexpr uint64_t kMarginBytes = uint64_t{128} << 20;
 
 cuda::Products mode_of(const EngineOptions& options) {
   return options.invariant ? cuda::Products::kInvariant : cuda::Products::kFast;
-}
-
-Part part_of(Role role) {
-  switch (role) {
-    case Role::kDense:
-      return Part::kDense;
-    case Role::kLayer0:
-      return Part::kLayer0;
-    case Role::kAnchor:
-      return Part::kAnchor;
-    case Role::kReuse:
-      return Part::kReuse;
-  }
-  return Part::kRest;
 }
 
 /// Faults inside kernels show at the next wait. With KASCADE_CUDA_CHECK set (to anything but 0 or nothing)
@@ -348,7 +333,7 @@ void CudaEngine::run_layer(int layer, const ForwardOptions& options, bool only_k
   if (only_keys) return check_part(layer, doing);
 
   const AttentionParams* ran = nullptr;
-  part(part_of(attention_.shape().layers[layer].role), "attention");
+  part(attention_part(attention_.shape().layers[layer].role), "attention");
   if (observed) {
     ran = &attention_.run_observed(layer, qkv_.data(), attended_.data(), stream_, *options.observer);
   } else {

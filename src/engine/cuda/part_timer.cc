@@ -24,15 +24,15 @@ void PartTimer::begin(Part part, cudaStream_t stream) { mark(part, false, stream
 
 void PartTimer::end(cudaStream_t stream) { mark(Part::kRest, true, stream); }
 
-std::array<double, kParts> PartTimer::take() {
-  std::array<double, kParts> seconds{};
+PartTimes PartTimer::take() {
+  PartTimes seconds{};
   if (used_ > 0) check_call(cudaEventSynchronize(marks_[used_ - 1].event), "cudaEventSynchronize");
   for (size_t i = 0; i + 1 < used_; ++i) {
     if (marks_[i].last) continue;
     float milliseconds = 0;
     check_call(cudaEventElapsedTime(&milliseconds, marks_[i].event, marks_[i + 1].event),
                "cudaEventElapsedTime");
-    seconds[static_cast<size_t>(marks_[i].part)] += milliseconds / 1e3;
+    seconds[marks_[i].part] += milliseconds / 1e3;
   }
   used_ = 0;
   return seconds;

@@ -4,14 +4,11 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
-#include <cstdint>
 #include <vector>
 
-namespace kascade::cuda {
+#include "engine/parts.h"
 
-enum class Part : uint8_t { kProducts, kDense, kLayer0, kAnchor, kReuse, kRest };
-constexpr int kParts = 6;
+namespace kascade::cuda {
 
 /// Marks lie between the parts on the stream; reading them waits for the device.
 class PartTimer {
@@ -25,7 +22,7 @@ class PartTimer {
   void begin(Part part, cudaStream_t stream);
   void end(cudaStream_t stream);
   /// Seconds of each part since the last call.
-  std::array<double, kParts> take();
+  PartTimes take();
 
  private:
   struct Mark {
