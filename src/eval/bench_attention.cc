@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <numeric>
 
 #include "attention/cpu/limits.h"
 #include "base/check.h"
+#include "eval/processor.h"
 #include "eval/random.h"
 #include "kascade/attention.h"
 #include "kascade/thread_pool.h"
@@ -57,40 +57,6 @@ class Memory {
   size_t bytes_ = 0;
 };
 
-void check_options(const AttentionBenchOptions& o) {
-  const auto range = [](const char* name, int64_t value, int64_t low, int64_t high) {
-    require<BadArgument>(value >= low && value <= high, "{} is {}, must be in {}..{}", name, value, low,
-                         high);
-  };
-  range("batch", o.batch, 1, 4096);
-  range("context", o.context, 1, int64_t{1} << 24);
-  range("kv_heads", o.kv_heads, 1, 1024);
-  range("query_heads", o.query_heads, 1, 16384);
-  range("head_dim", o.head_dim, 8, 1024);
-  range("page_size", o.page_size, 0, 65536);
-  range("tile", o.tile, 1, 128);
-  range("threads", o.threads, 0, 1024);
-  range("repetitions", o.repetitions, 0, 10000);
-  for (const int32_t count : o.roles) range("roles", count, 0, 100000);
-  range("roles (all)", int64_t{o.roles[0]} + o.roles[1] + o.roles[2], 1, 300000);
-  require<BadArgument>(o.needed.empty() || o.needed.size() == static_cast<size_t>(o.kv_heads),
-                       "needed has {} entries, must have kv_heads, {}", o.needed.size(), o.kv_heads);
-}
-
-std::string processor_name() {
-  std::string text;
-  if (FILE* file = std::fopen("/proc/cpuinfo", "r")) {
-    char line[512];
-    while (text.empty() && std::fgets(line, sizeof(line), file) != nullptr) {
-      if (std::strncmp(line, "model name", 10) != 0) continue;
-      if (const char* colon = std::strchr(line, ':')) text = colon + 2;
-    }
-    std::fclose(file);
-  }
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text.empty() ? "unknown" : text;
-}
-
 /// Index sets of a call.
 struct Sets {
   std::vector<int32_t> positions;  // [tiles, G, capacity]
@@ -107,7 +73,7 @@ class Bench {
  public:
   Bench(const AttentionBenchOptions& options, const std::function<void(double, const std::string&)>& progress,
         const std::atomic<bool>* cancel)
-      : o_((check_options(options), options)),
+      : o_((check_attention_bench(options), options)),
         progress_(progress),
         cancel_(cancel),
         kernel_(select_attention_kernel(options.kernel)),
@@ -547,6 +513,31 @@ class Bench {
 };
 
 }  // namespace
+
+void check_attention_bench(const AttentionBenchOptions& o) {
+  const auto range = [](const char* name, int64_t value, int64_t low, int64_t high) {
+    require<BadArgument>(value >= low && value <= high, "{} is {}, must be in {}..{}", name, value, low,
+                         high);
+  };
+  range("batch", o.batch, 1, 4096);
+  range("context", o.context, 1, int64_t{1} << 24);
+  range("kv_heads", o.kv_heads, 1, 1024);
+  range("query_heads", o.query_heads, 1, 16384);
+  range("head_dim", o.head_dim, 8, 1024);
+  range("page_size", o.page_size, 0, 65536);
+  range("tile", o.tile, 1, 128);
+  range("threads", o.threads, 0, 1024);
+  range("repetitions", o.repetitions, 0, 10000);
+  // Rows, keys and pages of all sequences are counted in 32 bits.
+  const int64_t keys = o.batch * o.context;
+  if (o.phase == Phase::kPrefill || o.page_size == 0) range("batch x context", keys, 1, INT32_MAX);
+  if (o.page_size > 0)
+    range("batch x pages", o.batch * ((o.context + o.page_size - 1) / o.page_size), 1, INT32_MAX);
+  for (const int32_t count : o.roles) range("roles", count, 0, 100000);
+  range("roles (all)", int64_t{o.roles[0]} + o.roles[1] + o.roles[2], 1, 300000);
+  require<BadArgument>(o.needed.empty() || o.needed.size() == static_cast<size_t>(o.kv_heads),
+                       "needed has {} entries, must have kv_heads, {}", o.needed.size(), o.kv_heads);
+}
 
 AttentionBenchResult bench_attention(const AttentionBenchOptions& options,
                                      const std::function<void(double, const std::string&)>& progress,

@@ -53,7 +53,7 @@ struct AttentionBenchRole {
 struct AttentionBenchResult {
   AttentionBenchOptions options;
   std::string kernel;
-  int32_t threads = 0;
+  int32_t threads = 0;  // of the CPU; 0 on a GPU
   std::string machine;
   std::string device = "cpu";  // or "cuda"
   double read_gb_per_s = 0;
@@ -68,6 +68,9 @@ struct AttentionBenchResult {
   double least_captured =
       0;  // mass of the checked sets over the best possible with as many members; < 0: unknown
 };
+
+/// Throws BadArgument, naming it, for an option out of range.
+void check_attention_bench(const AttentionBenchOptions& options);
 
 /// Runs the bench. progress (may be empty) hears what is being done, in [0, 1]; cancel (may be null) ends it
 /// with Cancelled. Throws BadArgument for options out of range, OutOfMemory, Unsupported, and Error when an

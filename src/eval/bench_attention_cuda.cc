@@ -8,6 +8,7 @@
 #include <array>
 
 #include "attention/cuda/bench/attention_bench.h"
+#include "attention/cuda/cuda_attention.h"
 #include "policy/preset_budgets.h"
 #endif
 
@@ -48,7 +49,12 @@ std::array<double, 5> operations(const AttentionBenchOptions& o, const CudaAtten
 AttentionBenchResult bench_attention_cuda(const AttentionBenchOptions& o,
                                           const std::function<void(double, const std::string&)>& progress,
                                           const std::atomic<bool>* cancel) {
-  require<BadArgument>(o.context <= INT32_MAX, "context is {}, must be at most {}", o.context, INT32_MAX);
+  check_attention_bench(o);
+  require<BadArgument>(o.kernel.empty() || o.kernel == cuda_sm90_kernel.name,
+                       "kernel: a GPU has {}, got '{}' (--device cpu has others)", cuda_sm90_kernel.name,
+                       o.kernel);
+  require<BadArgument>(o.threads == 0, "threads: a GPU takes none, got {} (--device cpu does)", o.threads);
+  require<Unsupported>(o.dtype != DType::kF32, "dtype: a GPU takes bf16 and f16, got f32");
   PolicyOptions policy;
   policy.budget = o.budget;
   policy.percent = o.percent;
@@ -75,7 +81,7 @@ AttentionBenchResult bench_attention_cuda(const AttentionBenchOptions& o,
 
   AttentionBenchResult result;
   result.options = o;
-  result.kernel = "cuda-sm90";
+  result.kernel = cuda_sm90_kernel.name;
   result.machine = times.device;
   result.device = "cuda";
   result.read_gb_per_s = times.read_gb_per_s;
@@ -103,7 +109,6 @@ AttentionBenchResult bench_attention_cuda(const AttentionBenchOptions& o,
     layers += o.roles[i];
     total += o.roles[i] * times.ms[i + 1];
   }
-  require<BadArgument>(layers > 0, "roles (all) is 0, must be at least 1");
   result.mean_ms = total / layers;
   result.speedup = times.ms[0] / result.mean_ms;
   return result;
