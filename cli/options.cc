@@ -4,9 +4,22 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "cli/console.h"
+#include "eval/bench_e2e_device.h"
 #include "eval/prompts.h"
 
 namespace kascade::cli {
+
+#ifdef KASCADE_CUDA
+namespace {
+
+/// Whether the CPU can do what failed.
+bool of_the_gpu(const Error& error) {
+  return error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kOutOfMemory ||
+         error.kind() == ErrorKind::kDevice;
+}
+
+}  // namespace
+#endif
 
 void RunOptions::add_json(CLI::App& verb) {
   verb.add_flag("--json", json, "Print one JSON document and nothing else");
@@ -48,6 +61,20 @@ std::shared_ptr<const Model> RunOptions::open() const { return Model::open(model
 
 void RunOptions::tell_of_cpu(const Error& error) { note(fmt::format("runs on the CPU: {}", error.what())); }
 
+bool RunOptions::on_gpu() const {
+  if (device != "auto") return device == "cuda";
+#ifdef KASCADE_CUDA
+  try {
+    gpu_memory();
+    return true;
+  } catch (const Error& error) {
+    if (!of_the_gpu(error)) throw;
+    tell_of_cpu(error);
+  }
+#endif
+  return false;
+}
+
 std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const Model> opened) const {
   Progress bar;
   const LoadProgress progress = [&bar](uint64_t done, uint64_t total) {
@@ -55,16 +82,12 @@ std::shared_ptr<const PreparedModel> RunOptions::prepare(std::shared_ptr<const M
   };
   if (device != "auto") return PreparedModel::create(std::move(opened), compute, device, progress);
 #ifdef KASCADE_CUDA
-  if (compute == "auto") {
-    try {
-      return PreparedModel::create(opened, compute, "cuda", progress);
-    } catch (const Error& error) {
-      const bool of_the_gpu = error.kind() == ErrorKind::kUnsupported ||
-                              error.kind() == ErrorKind::kOutOfMemory || error.kind() == ErrorKind::kDevice;
-      if (!of_the_gpu) throw;
-      bar.clear();
-      tell_of_cpu(error);
-    }
+  try {
+    return PreparedModel::create(opened, compute, "cuda", progress);
+  } catch (const Error& error) {
+    if (!of_the_gpu(error)) throw;
+    bar.clear();
+    tell_of_cpu(error);
   }
 #endif
   return PreparedModel::create(std::move(opened), compute, "cpu");

@@ -32,6 +32,9 @@ struct RunOptions {
   void add_invariant(CLI::App& verb);
   void add(CLI::App& verb, bool model_required = true);
   std::shared_ptr<const Model> open() const;
+  /// For what runs on a device without a model: whether --device says a GPU. With auto, whether there is one;
+  /// says so once where a build for GPUs finds none.
+  bool on_gpu() const;
   std::shared_ptr<const PreparedModel> prepare(std::shared_ptr<const Model> opened) const;
   /// run(prepare(opened)); on the CPU where auto chose a GPU whose memory does not hold what run asks for.
   template <class Run>

@@ -21,6 +21,7 @@ struct OperatorBench {
   std::string budget = "default";
   std::vector<int> roles = {1, 4, 27};
   std::vector<int> needed;
+  std::string plan_path;
 
   void add(CLI::App& verb, std::function<void()>* run, const std::shared_ptr<OperatorBench>& self) {
     machine.add_machine(verb);
@@ -31,11 +32,20 @@ struct OperatorBench {
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
         ->capture_default_str();
     verb.add_option("--percent", options.percent, "Share of the keys to select")->capture_default_str();
+    auto* plan = verb.add_option("--plan", plan_path,
+                                 "Heads of a plan's model, and the roles and needed heads of its layers");
     verb.add_option("--query-heads", options.query_heads, "H")
+        ->excludes(plan)
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
-    verb.add_option("--kv-heads", options.kv_heads, "G")->check(CLI::Range(1, 1024))->capture_default_str();
-    verb.add_option("--head-dim", options.head_dim, "D")->check(CLI::Range(8, 1024))->capture_default_str();
+    verb.add_option("--kv-heads", options.kv_heads, "G")
+        ->excludes(plan)
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    verb.add_option("--head-dim", options.head_dim, "D")
+        ->excludes(plan)
+        ->check(CLI::Range(8, 1024))
+        ->capture_default_str();
     verb.add_option("--dtype", dtype, "Of keys and values")
         ->check(CLI::IsMember({"bf16", "f16", "f32"}))
         ->capture_default_str();
@@ -43,10 +53,12 @@ struct OperatorBench {
         ->check(CLI::IsMember({"default", "paper", "kernel"}))
         ->capture_default_str();
     verb.add_option("--roles", roles, "Layers that are layer 0, anchors and reuse: weights of the mean")
+        ->excludes(plan)
         ->delimiter(',')
         ->expected(3)
         ->check(CLI::Range(0, 100000));
     verb.add_option("--needed-heads", needed, "KV heads of layer 0 whose sets anyone reads (default all)")
+        ->excludes(plan)
         ->delimiter(',');
     verb.add_option("--page-size", options.page_size, "Tokens of a cache page; 0 = contiguous")
         ->check(CLI::Range(0, 1 << 20))
@@ -72,8 +84,11 @@ struct OperatorBench {
         options.needed[static_cast<size_t>(head)] = 1;
       }
     }
+    if (!plan_path.empty()) follow(load_plan(plan_path));
+    const bool on_gpu = machine.on_gpu();
+    if (on_gpu && machine.device == "auto") note("runs on the GPU (--device cpu: on the processors)");
     Progress progress;
-    const AttentionBenchResult result = (machine.device == "cuda" ? bench_attention_cuda : bench_attention)(
+    const AttentionBenchResult result = (on_gpu ? bench_attention_cuda : bench_attention)(
         options, [&](double share, const std::string& doing) { progress.update(doing, share); },
         &interrupted());
     progress.clear();
@@ -81,6 +96,15 @@ struct OperatorBench {
       print(bench_attention_json(result) + "\n");
     else
       print(bench_attention_table(result));
+  }
+
+  void follow(const Plan& plan) {
+    const auto anchors = static_cast<int32_t>(plan.anchors.size());
+    options.roles = {1, anchors - 1, plan.model.layers - anchors};
+    options.query_heads = plan.model.query_heads;
+    options.kv_heads = plan.model.kv_heads;
+    options.head_dim = plan.model.head_dim;
+    options.needed = plan.needed_heads(0);
   }
 };
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench e2e and inspect --device cuda on a tiny model: documents, figure, exit codes, errors."""
+"""bench and inspect --device cuda: documents, figure, exit codes, errors."""
 
 import os
 import xml.etree.ElementTree
 
 import cli
-from cli import CliTest, run
+from cli import MODEL, CliTest, run
 
-TINY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures", "models", "llama.gguf")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+PLAN = os.path.join(FOLDER, "..", "..", "data", "plans", "llama-3.1-8b.json")
+TINY = os.path.join(FOLDER, "..", "fixtures", "models", "llama.gguf")
 
 
 class BenchEndToEnd(CliTest):
@@ -57,14 +59,50 @@ class BenchEndToEnd(CliTest):
                    self.path("no/where.svg"), says=["where.svg"])
 
 
+class BenchOperator(CliTest):
+    def test_auto_runs_without_a_gpu(self):
+        document = self.json("bench", "decode", "--context", 200, "--repetitions", 1, "--roles", "1,2,3")
+        self.assertEqual(document["machine"]["device"], "cuda" if document["kernel"] == "cuda-sm90" else "cpu")
+        self.assertEqual(document["role_counts"], {"layer0": 1, "anchor": 2, "reuse": 3})
+
+    def test_a_plan_counts_the_layers(self):
+        document = self.json("bench", "decode", "--device", "cpu", "--context", 200, "--repetitions", 1, "--plan", PLAN)
+        self.assertEqual(document["role_counts"], {"layer0": 1, "anchor": 4, "reuse": 27})
+        self.assertEqual([document["shape"][key] for key in ("query_heads", "kv_heads", "head_dim")], [32, 8, 128])
+        self.assertEqual(document["needed_kv_heads"], 1)
+        self.fails("bench", "decode", "--plan", PLAN, "--roles", "1,2,3", code=2)
+
+    def test_what_a_gpu_does_not_take(self):
+        if has_cuda():
+            self.fails("bench", "decode", "--device", "cuda", "--threads", 2, says=["threads", "--device cpu"])
+            self.fails("bench", "decode", "--device", "cuda", "--kernel", "reference", says=["kernel", "cuda-sm90"])
+            self.fails("bench", "prefill", "--device", "cuda", "--roles", "0,0,0", says=["roles"])
+        else:
+            self.fails("bench", "decode", "--device", "cuda", says=["no CUDA"])
+
+
+def has_cuda():
+    """Whether the program is built with CUDA."""
+    return b"no CUDA (" not in run("inspect", TINY, "--device", "cuda").stderr
+
+
+class Devices(CliTest):
+    def test_f32_says_that_it_runs_on_the_cpu(self):
+        error = self.ok("generate", "--model", TINY, "--prompt", "a", "--max-tokens", 1, "--compute", "f32").stderr.decode()
+        self.assertEqual(error.count("runs on the CPU: compute: "), 1 if has_cuda() else 0)
+
+
 class InspectMemory(CliTest):
     def test_says_what_fits(self):
-        arguments = ["inspect", TINY, "--device", "cuda", "--context", 512, "--batch", 3]
-        process = run(*arguments, "--memory", "80GB", "--json")
-        if process.returncode != 0:  # a build without CUDA says so
-            self.fails(*arguments, says=["no CUDA"])
+        arguments = ["inspect", MODEL, "--device", "cuda", "--context", 512, "--batch", 3]
+        if not has_cuda():
+            self.fails(*arguments, "--memory", "80GB", says=["no CUDA"])
             return
         gpu = self.json(*arguments, "--memory", "80GB")["gpu"]
+        self.assertEqual(gpu["available_bytes"] + gpu["reserve_bytes"], 80_000_000_000)
+        self.fails("inspect", TINY, "--device", "cuda", "--memory", "80GB", says=["head_dim is 16"])
+        self.fails("inspect", MODEL, "--device", "cuda", "--context", 8193, "--memory", "80GB", says=[8193, 8192])
+        self.fails("inspect", MODEL, "--device", "cuda", "--compute", "f32", "--memory", "80GB", says=["compute", "f32"])
         self.assertTrue(gpu["fits"])
         self.assertEqual(gpu["total_bytes"], gpu["weight_bytes"] + gpu["kv_bytes"] + gpu["scratch_bytes"])
         process = run(*arguments, "--memory", "1MB")
