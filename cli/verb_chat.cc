@@ -21,6 +21,7 @@ struct Chat {
   PolicyFlags policy_flags;
   GenerateFlags flags;
   std::string system;
+  int64_t context = 0;
 
   void run() const {
     const auto model = options.open();
@@ -28,7 +29,11 @@ struct Chat {
     const auto policy = policy_flags.make(*model, &plan);
     require<Unsupported>(!model->chat_template_source().empty(), "{}: the model has no chat template",
                          model->path());
+    require<Unsupported>(context <= model->config().context,
+                         "--context: {} tokens, but the model's context is {}", context,
+                         model->config().context);
     EngineOptions engine_options = options.engine();
+    engine_options.cache_tokens = context;
     const auto engine = options.make_engine(model, engine_options);
     const auto sequence = engine->make_sequence();
     const bool terminal = isatty(STDIN_FILENO) != 0;
@@ -82,6 +87,10 @@ void add_chat(CLI::App& app, std::function<void()>* run) {
   chat->flags.max_tokens = 512;
   chat->flags.add(*verb);
   verb->add_option("--system", chat->system, "A system message in front");
+  verb->add_option("--context", chat->context,
+                   "Tokens that the conversation may have (default: the model's context); a GPU's memory for "
+                   "them is taken at once")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   verb->footer("Example: echo 'What is a whale?' | kascade chat --model model.gguf --plan plan.json");
   verb->callback([chat, run] { *run = [chat] { chat->run(); }; });
 }

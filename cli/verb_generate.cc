@@ -57,6 +57,7 @@ struct Generate {
                   {"decode_tokens_per_s", decode_rate},
                   {"finish", result.finish},
                   {"policy", policy->describe()},
+                  {"device", engine->model().device()},
                   {"threads", engine->threads()},
                   {"memory_bytes", engine->memory_bytes()}});
     } else {

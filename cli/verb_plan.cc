@@ -109,6 +109,7 @@ void add_plan(CLI::App& app, std::function<void()>* run) {
   show_verb->add_option("FILE", plan->path, "A plan")->required();
   show_verb->add_option("--svg", plan->svg,
                         "Write the similarity matrix with the anchors marked, and quality against M");
+  show_verb->footer("Example: kascade plan show plan.json --svg similarity.svg");
   show_verb->add_flag("--json", plan->json, "Print one JSON document and nothing else");
   show_verb->callback([plan, run] { *run = [plan] { show(plan->path, plan->svg, plan->json); }; });
 
@@ -126,6 +127,7 @@ void add_plan(CLI::App& app, std::function<void()>* run) {
   CLI::App* diff_verb = verb->add_subcommand("diff", "Say in what two plans differ");
   diff_verb->add_option("A", plan->path, "A plan")->required();
   diff_verb->add_option("B", plan->other, "Another plan")->required();
+  diff_verb->footer("Example: kascade plan diff plan.json other.json");
   diff_verb->add_flag("--json", plan->json, "Print one JSON document and nothing else");
   diff_verb->callback([plan, run] { *run = [plan] { plan->diff(); }; });
 }

@@ -20,6 +20,8 @@ class Usage(CliTest):
             text = self.ok(verb, "--help").stdout.decode()
             self.assertIn("Example: ", text, verb)
         self.assertIn("Example: ", self.ok("--help").stdout.decode())
+        for verb in ("show", "import", "diff"):
+            self.assertIn(f"Example: kascade plan {verb} ", self.ok("plan", verb, "--help").stdout.decode())
 
     def test_bad_usage_exits_with_2(self):
         for arguments in (
@@ -100,6 +102,7 @@ class Generate(CliTest):
         self.assertLessEqual(one["new_tokens"], 12)
         self.assertIn("Paris", one["text"])
         self.assertIn("dense", one["policy"])
+        self.assertIn(one["device"], ("cpu", "cuda"))
         for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             self.assertGreater(one[key], 0)
         streamed = self.ok(*arguments).stdout.decode()
@@ -174,6 +177,11 @@ class Chat(CliTest):
         self.assertIn("Paris", document["turns"][0]["assistant"])
         self.assertGreater(document["turns"][1]["cached_tokens"], 10)
         self.assertEqual(self.ok("chat", "--model", MODEL, stdin=b"").stdout, b"")
+
+    def test_context_of_the_cache(self):
+        self.ok("chat", "--model", MODEL, "--context", 64, "--max-tokens", 2, stdin=b"Hi\n")
+        self.fails("chat", "--model", MODEL, "--context", 64, "--max-tokens", 2, stdin=b"whale " * 90 + b"\n", says=["KV cache"])
+        self.fails("chat", "--model", MODEL, "--context", 8193, says=["--context", 8193, 8192])
 
 
 class Perplexity(CliTest):
