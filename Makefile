@@ -43,8 +43,8 @@ fuzz: deps-test
 
 cuda: deps-test
 	cmake --preset cuda
-	cmake --build --preset cuda --target kascade kascade_cuda kascade_cuda_test
-	build/cuda/bin/kascade_cuda_test --suite host
+	cmake --build --preset cuda --target kascade kascade_cuda kascade_cuda_test engine_test eval_test
+	ctest --test-dir build/cuda --output-on-failure -R '^(cuda_host|engine|eval)$$'
 
 bench: build
 	scripts/bench_operator.sh

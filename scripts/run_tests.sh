@@ -30,6 +30,7 @@ scripts/run_fuzzers.sh
 if command -v nvcc >/dev/null; then
   step "CUDA: build and host tests"
   make --no-print-directory cuda
+  ctest --test-dir build/cuda --output-on-failure -R end_to_end_bench
 fi
 
 step "done"
