@@ -145,8 +145,10 @@ def main():
         run(16, 131072, with_peers=False)
         run(16, 131072, with_peers=False, rows=4)
         run(16, 131072, with_peers=False, dtype=torch.float16)
-        run(16, 131072, with_peers=False, query_heads=12, kv_heads=2)
-        run(16, 131072, with_peers=False, query_heads=9, kv_heads=3, head_dim=64)
+        # As many bytes of keys as 4 (3) sequences of 32/8 heads have, and as many as 16 (12).
+        for batch in 16, 64:
+            run(batch, 131072, with_peers=False, query_heads=12, kv_heads=2)
+            run(batch, 131072, with_peers=False, query_heads=9, kv_heads=3, head_dim=64)
         run(64, 2048, with_peers=False)
         run(64, 2048, with_peers=False, max_length=131072)
         run(16, 262144, with_peers=False)
