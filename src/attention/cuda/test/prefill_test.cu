@@ -64,7 +64,7 @@ void test_prefill_shapes() {
   int n = 0;
   for (const Role role : kRoles)
     for (const Heads heads :
-         {Heads{1, 1, 32}, Heads{6, 2, 16}, Heads{3, 1, 64}, Heads{5, 1, 32}, Heads{7, 1, 33},
+         {Heads{1, 1, 32}, Heads{6, 2, 16}, Heads{6, 1, 64}, Heads{5, 1, 32}, Heads{7, 1, 33},
           Heads{8, 1, 32}, Heads{16, 1, 64}, Heads{4, 4, 128}, Heads{4, 2, 1}}) {
       Case c = prefill(role);
       c.head_dim = 64;
@@ -189,24 +189,33 @@ void test_prefill_values() {
 
 /// One-shot, chunked and prefix-cached prefill, alone and in a batch, in any pages: the same bits.
 void test_prefill_chunks_and_batches() {
-  for (const auto& [role, head_dim] : {std::pair{Role::kDense, 64},
-                                       {Role::kLayer0, 64},
-                                       {Role::kAnchor, 64},
-                                       {Role::kDense, 128},
-                                       {Role::kLayer0, 128},
-                                       {Role::kAnchor, 128}}) {
+  struct Kind {
+    Role role;
+    int32_t head_dim;
+    DType dtype;
+  };
+  for (const auto [role, head_dim, dtype] : {Kind{Role::kDense, 64, DType::kBF16},
+                                             {Role::kLayer0, 64, DType::kBF16},
+                                             {Role::kAnchor, 64, DType::kBF16},
+                                             {Role::kDense, 128, DType::kBF16},
+                                             {Role::kLayer0, 128, DType::kBF16},
+                                             {Role::kAnchor, 128, DType::kBF16},
+                                             {Role::kAnchor, 64, DType::kF16},
+                                             {Role::kLayer0, 128, DType::kF16}}) {
     Case whole = prefill(role);
     whole.head_dim = head_dim;
+    whole.dtype = dtype;
     whole.q_lens = {250};
     whole.kv_lens = {250};
-    whole.name = text("prefill whole, role %d, d %d", int(role), head_dim);
+    whole.name = text("prefill whole, role %d, d %d, %s", int(role), head_dim, dtype_name(dtype));
     // At a head dim of 128, pages that are not fetched in boxes of eight keys or more have a loop of their
     // own, which rounds differently.
     const int odd_page = head_dim == 128 ? 40 : 5;
     const HostData data = make_data(whole);
     const Outcome all = run_case(whole, Placement{});
     for (const int chunk : {32, 64, 96, 160}) {
-      current = text("prefill chunks of %d, role %d, d %d", chunk, int(role), head_dim);
+      current =
+          text("prefill chunks of %d, role %d, d %d, %s", chunk, int(role), head_dim, dtype_name(dtype));
       std::vector<float> out;
       std::vector<int32_t> counts, positions;
       try {
@@ -254,7 +263,7 @@ void test_prefill_chunks_and_batches() {
     Case batch = whole;
     batch.q_lens = {40, 0, 250, 7};
     batch.kv_lens = {200, 50, 250, 90};
-    batch.name = text("prefill batch, role %d, d %d", int(role), head_dim);
+    batch.name = text("prefill batch, role %d, d %d, %s", int(role), head_dim, dtype_name(dtype));
     const Outcome mixed = run_case(batch, Placement{.paged = true, .page_size = 8, .slack = 3});
     EXPECT(same_bits(rows_of(batch, mixed, 2), all.out), "a sequence differs in a batch and in pages");
   }
