@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timings of the attention operator by role, against the machine's own limits (architecture.md section 4.4).
+// Timings of the attention operator by role, against the machine's own limits.
 // Protocol: every timed call uses another copy of K and V and fresh sets, over four times the last-level
 // cache in all, so that nothing is cached that would not be in a real run; roles take turns; medians are
 // reported.
