@@ -12,8 +12,8 @@
 #include "attention/cuda/bench/read_bandwidth.h"
 #include "attention/cuda/cuda_attention.h"
 #include "attention/params.h"
+#include "base/cuda/device_bytes.h"
 #include "base/cuda/launch.h"
-#include "base/cuda/memory.h"
 #include "base/cuda/mix.cuh"
 
 namespace kascade {
@@ -59,46 +59,16 @@ __global__ void draw_kernel(const int32_t* counts, int32_t* positions, int64_t s
   }
 }
 
-class Buffer {
+class Buffer : public cuda::DeviceBytes {
  public:
-  explicit Buffer(size_t bytes) : bytes_(bytes) {
-    const cudaError_t error = cudaMalloc(&data_, std::max<size_t>(bytes, 1));
-    if (error == cudaErrorMemoryAllocation) cuda::throw_memory_refused("bench", bytes, cuda::Place::kDevice);
-    check_cuda(error, "cudaMalloc", kName);
-  }
-  Buffer(Buffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data_); }
+  explicit Buffer(size_t bytes) : DeviceBytes(bytes, kName) {}
 
   template <class T>
   static Buffer of(const std::vector<T>& values) {
     Buffer buffer(values.size() * sizeof(T));
-    buffer.upload(values);
+    buffer.upload(0, values.data(), values.size() * sizeof(T));
     return buffer;
   }
-  template <class T>
-  void upload(const std::vector<T>& values) {
-    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-               "cudaMemcpy", kName);
-  }
-  template <class T>
-  std::vector<T> download(size_t count) const {
-    std::vector<T> values(count);
-    check_cuda(cudaMemcpy(values.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy",
-               kName);
-    return values;
-  }
-  template <class T = std::byte>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
 };
 
 std::vector<int32_t> multiples(int32_t count, int32_t step) {

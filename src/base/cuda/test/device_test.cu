@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <utility>
 
 #include "base/cuda/launch.h"
 #include "base/cuda/mix.cuh"
@@ -29,8 +28,6 @@ std::vector<Test>& tests() {
   static std::vector<Test> all;
   return all;
 }
-
-void check(cudaError_t error, const char* call) { cuda::check_cuda(error, call, "test"); }
 
 bool has_device() {
   int major = 0;
@@ -105,27 +102,8 @@ float Random::normal() {
   return (sum - 2.0f) * 1.7320508f;
 }
 
-DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  check(cudaMalloc(&data_, bytes), "cudaMalloc");
-  check(cudaMemset(data_, 0xFF, bytes), "cudaMemset");
-}
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
-
-void DeviceBuffer::upload(size_t offset, const void* data, size_t bytes) {
-  if (bytes == 0) return;
-  check(cudaMemcpy(as<char>() + offset, data, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-}
-void DeviceBuffer::download_bytes(void* out, size_t bytes) const {
-  if (bytes == 0) return;
-  check(cudaMemcpy(out, data_, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+DeviceBuffer::DeviceBuffer(size_t bytes) : DeviceBytes(bytes, "test") {
+  if (bytes > 0) cuda::check_cuda(cudaMemset(as(), 0xFF, bytes), "cudaMemset", "test");
 }
 
 }  // namespace kascade::cuda_test

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda/device_bytes.h"
+
 namespace kascade::cuda_test {
 
 /// A test of the suites named in one string, made before main. Tests run in the order of their places, those
@@ -48,14 +50,11 @@ class Random {
   uint64_t state_;
 };
 
-/// Device memory filled with 0xFF (NaN in every float type, -1 in integers), freed with the object.
-class DeviceBuffer {
+/// Device memory filled with 0xFF (NaN in every float type, -1 in integers).
+class DeviceBuffer : public cuda::DeviceBytes {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(size_t bytes);
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
-  ~DeviceBuffer();
 
   template <class T>
   static DeviceBuffer of(const std::vector<T>& values) {
@@ -63,23 +62,6 @@ class DeviceBuffer {
     buffer.upload(0, values.data(), values.size() * sizeof(T));
     return buffer;
   }
-  void upload(size_t offset, const void* data, size_t bytes);
-  template <class T>
-  std::vector<T> download(size_t count) const {
-    std::vector<T> values(count);
-    download_bytes(values.data(), count * sizeof(T));
-    return values;
-  }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void download_bytes(void* out, size_t bytes) const;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
 };
 
 }  // namespace kascade::cuda_test
