@@ -13,11 +13,34 @@ namespace kascade::cuda {
 /// x, which is false so often that what follows belongs out of the way.
 __device__ inline bool rarely(bool x) { return __builtin_expect(static_cast<long>(x), 0L) != 0; }
 
-/// Keeps the computation of x before what follows: the assembler would move it behind a wait for products
-/// that it does not depend on, but not an instruction that may be executed or not by its outcome.
-__device__ inline void finish_before_products(float x) {
-  asm volatile("{\n.reg .pred huge;\nsetp.gt.f32 huge, %0, 0f7E967699;\n@huge nanosleep.u32 0;\n}\n" ::"f"(x)
+/// Whether the phases of these parities are over at both barriers.
+__device__ inline bool test_barriers(uint32_t first, uint32_t first_parity, uint32_t second,
+                                     uint32_t second_parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done, both;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], "
+      "%2;\nmbarrier.test_wait.parity.shared::cta.b64 both, [%3], %4;\nand.pred both, both, done;\nselp.u32 "
+      "%0, 1, 0, both;\n}\n"
+      : "=r"(done)
+      : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix
+/// l / 8.
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+}
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
 }
 
 template <class T, int D>
@@ -25,6 +48,7 @@ class ChainComputer {
   using Memory = ChainMemory<D>;
   static constexpr int kKeys = Memory::kKeys, kTiles = Memory::kTiles;
   static constexpr int kScores = kKeys / 2;  // of a thread in a step
+  static constexpr int kAtOnce = 16;         // of these, exponentiated one after the other
 
  public:
   __device__ ChainComputer(const PrefillCall& call, Memory& memory)
@@ -32,6 +56,7 @@ class ChainComputer {
         memory_(memory),
         at_(memory),
         heads_(AttendWork{call, false}.heads()),
+        heads_inverse_(0xFFFFFFFFu / static_cast<uint32_t>(heads_)),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -42,12 +67,13 @@ class ChainComputer {
     StoreReader reader(memory_.queue);
     bool stored = false;  // there is a unit whose last P V is not issued yet
     if (group_ == 1) named_arrive(kTurn, 256);
+    bool ready = false;  // the tiles of the next step are known to be full
     while (true) {
       const int index = reader.wait();
       const AttendUnit& unit = memory_.queue.units[index];
       const bool done = unit.reader < 0;
       if (done && !stored) break;
-      const int32_t blocks = done ? 1 : unit_blocks<kKeys>(unit, heads_);
+      const int32_t blocks = done ? 1 : blocks_of(unit);
       if (blocks == 0) {
         store_nothing(unit);
         reader.release(index);
@@ -61,12 +87,15 @@ class ChainComputer {
 #pragma unroll 1
       for (int32_t block = blocks - 1; block >= 0; --block) {
         const bool first = block == blocks - 1;
-        // Addresses are at hand when the turn comes.
+        // Tiles that threads have copied: the queries, and blocks that are not whole.
+        const bool copied = first || block + 1 >= boxed_;
+        if (rarely(!ready || copied)) {
+          if (!ready)
+            wait_barriers(at_.full(v_ring_.stage), v_ring_.parity, at_.full(k_ring_.stage), k_ring_.parity);
+          if (copied) fence_async_proxy();
+        }
         const uint32_t k = in_uniform_register(at_.tile(k_ring_.stage)),
                        v = in_uniform_register(at_.tile(v_ring_.stage));
-        wait_barriers(at_.full(v_ring_.stage), v_ring_.parity, at_.full(k_ring_.stage), k_ring_.parity);
-        // Tiles that threads have copied: the queries, and blocks that are not whole.
-        if (first || block + 1 >= boxed_) fence_async_proxy();
         named_sync(kTurn + group_, 256);
         issue_scores(q, k);
         issue_values(v, started_);
@@ -77,30 +106,55 @@ class ChainComputer {
           mask(block);
           set_references();
         }
-        begin_exponentials();
-        // What the product of values overlaps with; the assembler would move it behind the wait if nothing
-        // that follows were executed or not by its outcome.
-        exponentiate<0, kScores / 2>();
-        finish_before_products(added_[0] + added_[1]);
+        // Up to the wait, what the product of values overlaps with. Each group of exponentials has its uses
+        // in the next one.
+        sums_[0][0] = sums_[0][1] = sums_[1][0] = sums_[1][1] = 0;
+        scale(0);
+        exponentiate(0);
+        scale(16);
+        settle<0, 32, 0, 0>();
+        exponentiate(16);
+        add_up(0);
+        scale(32);
+        settle<16, 48, 0, 0>();
         wait_products<0>();
         pin(out_);
-        exponentiate<kScores / 2, kScores>();
-        pack();
+        release(at_.empty(v_ring_.stage));
+        const uint32_t k_empty = at_.empty(k_ring_.stage), k_tile = at_.tile(k_ring_.stage);
+        // What the next step begins with, so that nothing is left to be done when the turn comes.
+        v_ring_.next();
+        k_ring_.next();
+        ready =
+            test_barriers(at_.full(v_ring_.stage), v_ring_.parity, at_.full(k_ring_.stage), k_ring_.parity);
+        exponentiate(32);
+        add_up(16);
+        pack(0);
+        scale(48);
+        settle<32, 64, 0, 16>();
+        exponentiate(48);
+        add_up(32);
+        pack(16);
+        pack(32);
+        settle<48, 64, 16, 48>();
+        add_up(48);
+        pack(48);
+        added_[0] = sums_[0][0] + sums_[0][1];
+        added_[1] = sums_[1][0] + sums_[1][1];
         const bool high = outgrown();
         if (rarely(first || high)) {
           if (first && stored) {
-            const float2 sums[2] = {left_sums(0), left_sums(1)};
-            store(left_unit(), {sums[0].x, sums[1].x}, {sums[0].y, sums[1].y});
+            store(left_unit());
             release(at_.q_empty(q_ring_.stage ^ 1));
           }
-          if (!first) move_references(at_.q(q_ring_.stage), at_.tile(k_ring_.stage), [&] { mask(block); });
+          if (!first) move_references(at_.q(q_ring_.stage), k_tile, [&] { mask(block); });
         }
         sum_[0] += added_[0];
         sum_[1] += added_[1];
         started_ = first ? 0 : 1;
-        release_tiles();
+        release(k_empty);
       }
-      if (done) break;
+      // Read again: kept so long, `done` would come back from local memory, 1400 cycles away by then.
+      if (*static_cast<const volatile int32_t*>(&unit.reader) < 0) break;
       q_ring_.next();
       leave_unit(unit);
       reader.release(index);
@@ -115,11 +169,26 @@ class ChainComputer {
     unset_ = true;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads_);
+      limit_[half] = limit_of(unit, unit.block.first + row_of(half));
       reference_[half] = -FLT_MAX;
       sum_[half] = 0;
     }
-    unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads_), 0) / kKeys;
+    unmasked_ = max(limit_of(unit, unit.block.first + group_ * 64 + warp_ * 16), 0) / kKeys;
+  }
+
+  /// Token of packed row n of a unit's sequence.
+  __device__ int32_t token_of(int32_t n) const {
+    const auto token = static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), heads_inverse_));
+    return n - token * heads_ >= heads_ ? token + 1 : token;
+  }
+  /// Keys that packed row n of a unit sees.
+  __device__ int32_t limit_of(const AttendUnit& unit, int32_t n) const {
+    return unit.block.position + token_of(n) + 1;
+  }
+  /// Blocks of keys of a unit: up to what its last row sees.
+  __device__ int32_t blocks_of(const AttendUnit& unit) const {
+    if (unit.block.rows <= 0) return 0;
+    return (max(limit_of(unit, unit.block.first + unit.block.rows - 1), 0) + kKeys - 1) / kKeys;
   }
 
   // Row of the block of the thread's first (half 0) or second row of sums.
@@ -150,42 +219,41 @@ class ChainComputer {
     commit_products();
   }
 
-  /// For exponentiate(): nothing is added up yet, scores are offset by the references.
-  __device__ void begin_exponentials() {
-    added_[0] = added_[1] = 0;
-    offset_[0] = -reference_[0];
-    offset_[1] = -reference_[1];
-  }
-
-  /// Scores [begin, end) become 2^(score - reference) and are added up.
-  template <int begin, int end>
-  __device__ void exponentiate() {
+  // Of scores [from, from + kAtOnce): times the scale and less the reference; 2^x; added to the sums;
+  // rounded.
+  __device__ void scale(int from) {
     const float scale = call_.scale_log2;
-    float sums[2][2] = {{added_[0], 0}, {added_[1], 0}};
-    // The special function unit takes an exponential of a warp every eighth cycle; what else is to be done
-    // belongs between them. The assembler would multiply all scores first, so each few wait for an
-    // exponential of those two before: the offset plus 0 times it.
-    constexpr int kAtOnce = 8;
 #pragma unroll
-    for (int from = begin; from < end; from += kAtOnce) {
-      if (from >= 2 * kAtOnce) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          offset_[half] = fmaf(scores_[from - kAtOnce - 4 + 2 * half], 0.0f, offset_[half]);
-      }
-#pragma unroll
-      for (int i = from; i < from + kAtOnce; ++i)
-        scores_[i] = exp2_fast(fmaf(scores_[i], scale, offset_[i >> 1 & 1]));
-#pragma unroll
-      for (int i = from; i < from + kAtOnce; ++i) sums[i >> 1 & 1][i & 1] += scores_[i];
-    }
-    added_[0] = sums[0][0] + sums[0][1];
-    added_[1] = sums[1][0] + sums[1][1];
+    for (int i = from; i < from + kAtOnce; ++i) scores_[i] = fmaf(scores_[i], scale, -reference_[i >> 1 & 1]);
   }
-  __device__ void pack() {
+  __device__ void exponentiate(int from) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
+    for (int i = from; i < from + kAtOnce; ++i) scores_[i] = exp2_fast(scores_[i]);
+  }
+  __device__ void add_up(int from) {
+#pragma unroll
+    for (int i = from; i < from + kAtOnce; ++i) sums_[i >> 1 & 1][i & 1] += scores_[i];
+  }
+  __device__ void pack(int from) {
+#pragma unroll
+    for (int i = from / 2; i < (from + kAtOnce) / 2; ++i)
       weights_[i / 4][i % 4] = pack_pair<T>(scores_[2 * i], scores_[2 * i + 1]);
+  }
+  /// Keeps what was done to these scores, the sums and the weights made of scores [packed, packed_end) before
+  /// what follows. Left alone, the assembler moves all exponentials behind the wait for products and puts
+  /// each one's uses two exponentials after it, where they wait for it: beside products an exponential of a
+  /// warp takes 11 cycles, but its result some 40. Here it must assume that other values may come in.
+  template <int begin, int end, int packed, int packed_end>
+  __device__ void settle() {
+    if (!rarely(call_.multiprocessors < 0)) return;  // which is never so
+    const volatile float* any = &memory_.row_sums[0].x;
+#pragma unroll
+    for (int i = begin; i < end; ++i) scores_[i] = any[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[i / 2][i % 2] = any[kScores + i];
+#pragma unroll
+    for (int i = packed / 2; i < packed_end / 2; ++i)
+      weights_[i / 4][i % 4] = __float_as_uint(any[kScores + 4 + i]);
   }
   /// Whether a row's exponentials of a block add up to too much.
   __device__ bool outgrown() const {
@@ -289,36 +357,41 @@ class ChainComputer {
   }
 
   /// Output and log-sum-exps of a unit whose sums are complete.
-  __device__ void store(const AttendUnit& unit, const float (&references)[2], const float (&totals)[2]) {
+  __device__ void store(const AttendUnit& unit) {
     const AttentionParams& p = call_.params;
-    float factor[2];
-    bool exists[2];
-    int64_t to[2];
+    int lane = lane_;
+    asm volatile("" : "+r"(lane));  // or addresses would be kept in registers all the time
+    // A lane (or two) looks after one of the warp's 16 rows.
+    const int i = (group_ * 4 + warp_) * 16 + lane % 16;
+    const float2 sums = memory_.row_sums[i];
+    const float own_factor = sums.y == 0 ? 0 : __fdividef(p.v_scale, sums.y);
+    const int64_t own_to = store_lse(unit, i, lane < 16, sums.y == 0 ? -INFINITY : sums.x + __log2f(sums.y));
+    const uint32_t exist = __ballot_sync(kFullWarp, i < unit.block.rows);
+    const float factor[2] = {__shfl_sync(kFullWarp, own_factor, lane / 4),
+                             __shfl_sync(kFullWarp, own_factor, lane / 4 + 8)};
+    // Rows that see no key may hold what is not a number.
+    if (rarely(__any_sync(kFullWarp, own_factor == 0))) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float total = totals[half];
-      factor[half] = total == 0 ? 0 : p.v_scale / total;
-      const int i = row_of(half);
-      exists[half] = i < unit.block.rows;
-      to[half] = store_lse(unit, i, total == 0 ? -INFINITY : references[half] + log2f(total));
+      for (int k = 0; k < D / 2; ++k) out_[k] = factor[k / 2 % 2] == 0 ? 0 : out_[k];
     }
-    switch (p.out_dtype) {
-      case DType::kF32:
+    if (p.out_dtype == DType::kF32) {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane / 4 + 8 * half;
+        float* out = static_cast<float*>(p.out) + __shfl_sync(kFullWarp, own_to, row) + 2 * (lane & 3);
+        const float own = half == 0 ? factor[0] : factor[1];
+        if ((exist >> row & 1u) == 0) continue;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float* out = static_cast<float*>(p.out) + to[half] + 2 * (lane_ & 3);
-#pragma unroll
-          for (int j = 0; j < D / 8; ++j)
-            if (exists[half])
-              *reinterpret_cast<float2*>(out + 8 * j) = scaled(4 * j + 2 * half, factor[half]);
+        for (int j = 0; j < D / 8; ++j) {
+          const float x = half == 0 ? out_[4 * j] : out_[4 * j + 2],
+                      y = half == 0 ? out_[4 * j + 1] : out_[4 * j + 3];
+          *reinterpret_cast<float2*>(out + 8 * j) = make_float2(x * own, y * own);
         }
-        break;
-      case DType::kBF16:
-        store_packed<__nv_bfloat16>(factor, exists, to);
-        break;
-      default:
-        store_packed<__half>(factor, exists, to);
-        break;
+      }
+    } else if (p.out_dtype == DType::kBF16) {
+      store_packed<__nv_bfloat16>(factor, exist, own_to, lane);
+    } else {
+      store_packed<__half>(factor, exist, own_to, lane);
     }
   }
 
@@ -329,7 +402,7 @@ class ChainComputer {
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int i = row_of(half);
-      const int64_t to = store_lse(unit, i, -INFINITY);
+      const int64_t to = store_lse(unit, i, (lane_ & 3) == 0, -INFINITY);
       if (i >= unit.block.rows) continue;
       uint4* out = reinterpret_cast<uint4*>(static_cast<unsigned char*>(p.out) + to * bytes);
 #pragma unroll 1
@@ -353,61 +426,57 @@ class ChainComputer {
     }
     __syncwarp();
   }
-  __device__ float2 left_sums(int half) const { return memory_.row_sums[row_of(half)]; }
 
-  /// The tiles of K and V that a step has read.
-  __device__ void release_tiles() {
-    __syncwarp();
-    if (lane_ < 2) arrive(at_.empty(lane_ == 0 ? k_ring_.stage : v_ring_.stage));
-    k_ring_.next();
-    v_ring_.next();
-  }
-
-  /// Row i's log-sum-exp, in log2 units; returns where its output begins.
-  __device__ int64_t store_lse(const AttendUnit& unit, int i, float lse) {
+  /// Row i's log-sum-exp, in log2 units, where it is this thread's own; returns where its output begins.
+  __device__ int64_t store_lse(const AttendUnit& unit, int i, bool own, float lse) {
     const AttentionParams& p = call_.params;
     const int n = unit.block.first + i;
-    const int64_t row = unit.block.row + n / heads_, head = unit.reader * heads_ + n % heads_;
-    if (i < unit.block.rows && (lane_ & 3) == 0) {
+    const int32_t token = token_of(n);
+    const int64_t row = unit.block.row + token, head = unit.reader * heads_ + n - token * heads_;
+    if (i < unit.block.rows && own) {
       if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
       if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
     }
     return row * p.out_row_stride + head * p.out_head_stride;
   }
-  __device__ float2 scaled(int i, float factor) const {
-    // Rows that see no key may hold what is not a number times zero.
-    return factor == 0 ? make_float2(0, 0) : make_float2(out_[i] * factor, out_[i + 1] * factor);
-  }
   template <class Out>
-  __device__ void store_packed(const float (&factor)[2], const bool (&exists)[2], const int64_t (&to)[2]) {
-    // Rows of all registers at once, so that shuffles do not wait for each other.
-    constexpr int kSquares = D / 32;
-    uint32_t words[2 * kSquares][4];
+  __device__ void store_packed(const float (&factor)[2], uint32_t exist, int64_t own_to, int lane) {
+    // By way of the warp's rows of the unit's queries, which nobody reads any more, so that whole rows go
+    // out.
+    const uint32_t tile =
+        at_.q(q_ring_.stage ^ 1) + static_cast<uint32_t>((group_ * 4 + warp_) * 2 * kEightRows<D>);
+    const uint32_t put = tile_piece<D>(tile, lane % 16, lane / 16);
 #pragma unroll
-    for (int n = 0; n < 2 * kSquares; ++n)
+    for (int j = 0; j < D / 8; j += 2) {
+      uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int half = n / kSquares, j = n % kSquares * 4 + i;
-        const float2 pair = scaled(4 * j + 2 * half, factor[half]);
-        words[n][i] = pack_pair<Out>(pair.x, pair.y);
+        const int k = 4 * (j + i / 2) + 2 * (i & 1);
+        words[i] = pack_pair<Out>(out_[k] * factor[i & 1], out_[k + 1] * factor[i & 1]);
       }
-    transpose_quads(words);
+      store_matrices((put ^ static_cast<uint32_t>(j % 8 * 16)) + static_cast<uint32_t>(j / 8 * 1024), words);
+    }
+    __syncwarp();
+    constexpr int kPieces = D / 8, kRowsAtOnce = 32 / kPieces;
+    const int own_row = lane / kPieces, piece = lane % kPieces;
+    const uint32_t got = tile_piece<D>(tile, own_row, piece);
+    const auto own_piece = static_cast<uint32_t>(own_to / 8);
+    uint4* out = static_cast<uint4*>(call_.params.out) + piece;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!exists[half]) continue;
-      uint16_t* out = static_cast<uint16_t*>(call_.params.out) + to[half] + (lane_ & 3) * 8;
-#pragma unroll
-      for (int n = 0; n < kSquares; ++n) {
-        const uint32_t(&r)[4] = words[half * kSquares + n];
-        *reinterpret_cast<uint4*>(out + 32 * n) = make_uint4(r[0], r[1], r[2], r[3]);
-      }
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      const uint4 words = load_shared_16((got ^ static_cast<uint32_t>(i % 8 * 16)) +
+                                         static_cast<uint32_t>(i / 8 * kEightRows<D> + i % 8 * 128));
+      const uint32_t to = __shfl_sync(kFullWarp, own_piece, i + own_row);
+      if ((exist >> (i + own_row) & 1u) != 0) out[to] = words;
     }
   }
 
   const PrefillCall& call_;
   Memory& memory_;
   const Addresses<Memory> at_;
-  const int heads_, group_, warp_, lane_;
+  const int heads_;
+  const uint32_t heads_inverse_;  // 2^32 over it, rounded down
+  const int group_, warp_, lane_;
   StepRing<kTiles, 2> k_ring_, v_ring_;
   StepRing<Memory::kQueries> q_ring_;
   bool unset_ = false;    // rows of the warp have no reference yet
@@ -416,7 +485,8 @@ class ChainComputer {
   int started_ = 0;       // whether out_ holds sums of the unit that is multiplied
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {};
-  float added_[2] = {}, offset_[2] = {};  // of the step in work: its sums, what scores are offset by
+  // Of the step in work: its sums, of even and odd keys and together.
+  float sums_[2][2] = {}, added_[2] = {};
   float scores_[kScores];
   uint32_t weights_[kKeys / 16][4] = {};
   float out_[D / 2];

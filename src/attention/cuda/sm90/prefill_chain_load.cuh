@@ -99,13 +99,20 @@ class Addresses {
   const uint32_t base_;
 };
 
+/// Keys of a head (K and V) of which this many stay in the L2 cache.
+constexpr int64_t kCachedKeys = 32768;
+
 /// Draws the units of a launch one by one: first the one with the block's index, then by a counter. All units
-/// of a head come together, so that its keys stay in the cache. The work on the next unit is done in parts,
-/// so that one's latency passes while the loading warp does others' work.
+/// of a head come together, so that its keys stay in the cache, or of as many heads as have them there: the
+/// more units a launch ends with that are short, the more even is its end. The work on the next unit is done
+/// in parts, so that one's latency passes while the loading warp does others' work.
 template <class Queue>
 class UnitDrawer {
  public:
-  __device__ UnitDrawer(const AttendWork& work, Queue& queue) : work_(work), queue_(queue) {}
+  __device__ UnitDrawer(const AttendWork& work, Queue& queue) : work_(work), queue_(queue) {
+    while (work_.readers() % (2 * at_once_) == 0 && 2 * at_once_ * work_.call.maxima.kv_len <= kCachedKeys)
+      at_once_ *= 2;
+  }
 
   /// One part of the work on the next unit; nothing when it is in the queue.
   __device__ void advance() {
@@ -119,9 +126,9 @@ class UnitDrawer {
       case 1: {
         const auto index = static_cast<int32_t>(index_), blocks = work_.call.totals->dense_blocks;
         const bool more = blocks > 0 && index / blocks < work_.readers();
-        unit.reader = more ? index / blocks : -1;
+        unit.reader = more ? index / (blocks * at_once_) * at_once_ + index % at_once_ : -1;
         unit.count = 0;
-        if (more) unit.block = work_.call.dense_table[index % blocks];
+        if (more) unit.block = work_.call.dense_table[index / at_once_ % blocks];
         break;
       }
       case 2:
@@ -143,6 +150,7 @@ class UnitDrawer {
   const AttendWork& work_;
   Queue& queue_;
   StepRing<Queue::kEntries> ring_;
+  int32_t at_once_ = 1;  // heads whose units come in turn
   int part_ = 0;
   bool first_ = true;
   uint32_t index_ = 0;
