@@ -460,13 +460,13 @@ class ChainComputer {
     constexpr int kPieces = D / 8, kRowsAtOnce = 32 / kPieces;
     const int own_row = lane / kPieces, piece = lane % kPieces;
     const uint32_t got = tile_piece<D>(tile, own_row, piece);
-    const auto own_piece = static_cast<uint32_t>(own_to / 8);
+    const int64_t own_piece = own_to / 8;
     uint4* out = static_cast<uint4*>(call_.params.out) + piece;
 #pragma unroll
     for (int i = 0; i < 16; i += kRowsAtOnce) {
       const uint4 words = load_shared_16((got ^ static_cast<uint32_t>(i % 8 * 16)) +
                                          static_cast<uint32_t>(i / 8 * kEightRows<D> + i % 8 * 128));
-      const uint32_t to = __shfl_sync(kFullWarp, own_piece, i + own_row);
+      const int64_t to = __shfl_sync(kFullWarp, own_piece, i + own_row);
       if ((exist >> (i + own_row) & 1u) != 0) out[to] = words;
     }
   }
@@ -477,8 +477,8 @@ class ChainComputer {
   const int heads_;
   const uint32_t heads_inverse_;  // 2^32 over it, rounded down
   const int group_, warp_, lane_;
-  StepRing<kTiles, 2> k_ring_, v_ring_;
-  StepRing<Memory::kQueries> q_ring_;
+  Ring<kTiles, 2> k_ring_, v_ring_;
+  Ring<Memory::kQueries> q_ring_;
   bool unset_ = false;    // rows of the warp have no reference yet
   int32_t boxed_ = 0;     // blocks before this one come by the copy engine
   int32_t unmasked_ = 0;  // blocks before this one are seen whole by every row of the warp

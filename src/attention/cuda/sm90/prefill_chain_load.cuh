@@ -9,18 +9,8 @@
 
 namespace kascade::cuda {
 
-/// A ring: stage and parity of the next entry, `step` further each time.
-template <int stages, int step = 1>
-struct StepRing {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void next() {
-    stage += step;
-    if (stage < stages) return;
-    stage -= stages;
-    parity ^= 1;
-  }
-};
+// As many copies as do not spill registers here.
+constexpr int kChainBatch = 4;
 
 /// Units of work, handed from the warp that draws them to all warps, which leave them there until they are
 /// done.
@@ -55,7 +45,7 @@ class StoreReader {
 
  private:
   Queue& queue_;
-  StepRing<Queue::kEntries> ring_;
+  Ring<Queue::kEntries> ring_;
 };
 
 template <int D>
@@ -149,81 +139,18 @@ class UnitDrawer {
  private:
   const AttendWork& work_;
   Queue& queue_;
-  StepRing<Queue::kEntries> ring_;
+  Ring<Queue::kEntries> ring_;
   int32_t at_once_ = 1;  // heads whose units come in turn
   int part_ = 0;
   bool first_ = true;
   uint32_t index_ = 0;
 };
 
-/// Rows of a tile [rows, D] that one loading warp copies: [warp * kRows, (warp + 1) * kRows), kAtOnce of them
-/// by one instruction.
-template <int rows, int D>
-struct WarpRows {
-  static constexpr int kPieces = D / 8, kRows = rows / kLoadWarps, kAtOnce = 32 / kPieces;
-  static constexpr int kCopies = kRows / kAtOnce;
-
-  __device__ WarpRows(uint32_t tile, int warp, int lane)
-      : own_row(lane / kPieces),
-        piece(lane % kPieces),
-        own(tile_piece<D>(tile, warp * kRows + own_row, piece)) {}
-
-  /// Where this thread's piece of its i-th row goes.
-  __device__ uint32_t to(int i) const {
-    const int row = i * kAtOnce;
-    return (own ^ static_cast<uint32_t>(row % 8 * 16)) +
-           static_cast<uint32_t>(row / 8 * kEightRows<D> + row % 8 * 128);
-  }
-
-  const int own_row, piece;
-  const uint32_t own;
-};
-
-/// Copies the warp's rows: row i of them from base + unit * the offset of lane i; zeros where that lane's
-/// `exists` is false.
-template <int rows, int D, int unroll>
-__device__ inline void copy_unit_rows(uint32_t tile, const void* base, uint32_t offset, uint32_t unit,
-                                      bool exists, int warp, int lane) {
-  using Rows = WarpRows<rows, D>;
-  const Rows own(tile, warp, lane);
-  const uint32_t all = __ballot_sync(kFullWarp, exists);
-  const char* from = static_cast<const char*>(base) + own.piece * 16;
-#pragma unroll unroll
-  for (int i = 0; i < Rows::kCopies; ++i) {
-    const int row = i * Rows::kAtOnce + own.own_row;
-    copy_async_16(own.to(i), from + uint64_t{__shfl_sync(kFullWarp, offset, row)} * unit,
-                  (all >> row & 1u) * 16);
-  }
-}
-
-/// A unit's packed row that this loading thread knows of: where it lies in q.
-struct QueryRow {
-  uint32_t offset;
-  bool exists;
-
-  __device__ QueryRow(const PrefillCall& call, const AttendUnit& unit, int32_t heads) {
-    const int32_t i = static_cast<int32_t>(threadIdx.x), n = unit.block.first + i;
-    exists = i < unit.block.rows;
-    offset = exists ? static_cast<uint32_t>(unit.block.row + n / heads) * call.q_row_units +
-                          static_cast<uint32_t>(unit.reader * heads + n % heads) * call.q_head_units
-                    : 0;
-  }
-};
-
-/// Copies the packed rows of a unit to a tile [kBlockRows, D]; rows that it does not have become zeros.
-template <class T, int D>
-__device__ inline void copy_unit_queries(const PrefillCall& call, uint32_t tile, const AttendUnit& unit,
-                                         int32_t heads, int warp, int lane) {
-  const QueryRow own(call, unit, heads);
-  copy_unit_rows<kBlockRows, D, 4>(tile, call.params.q, own.offset, call.q_unit, own.exists, warp, lane);
-}
-
 /// Fetches blocks of kKeys keys of a sequence from last to first into tiles of K and V, in boxes; a last
 /// block that is not whole is copied piecewise.
 template <class T, int D, int kKeys>
 class BoxLoader {
-  using Rows = WarpRows<kKeys, D>;
-  static constexpr int kRows = Rows::kRows;
+  static constexpr int kRows = kKeys / kLoadWarps;
 
  public:
   __device__ BoxLoader(const PrefillCall& call, int warp, int lane)
@@ -294,8 +221,8 @@ class BoxLoader {
 
   /// The warp's rows of a block that is not whole.
   __device__ void copy(uint32_t tile, uint32_t offset, const T* base) {
-    copy_unit_rows<kKeys, D, 1>(tile, base, offset, call_.kv_unit, (exists_ >> lane_ & 1u) != 0, warp_,
-                                lane_);
+    copy_rows<kKeys, D, kChainBatch>(tile, base, offset, call_.kv_unit, (exists_ >> lane_ & 1u) != 0, warp_,
+                                     lane_);
   }
 
   /// Position of this lane's key of a block, or -1 where it does not exist.
@@ -365,13 +292,14 @@ __device__ void chain_load(const PrefillCall& call, ChainMemory<D>& memory) {
   __syncwarp();
   StoreReader reader(memory.queue);
   BoxLoader<T, D, Memory::kKeys> loader(call, warp, lane);
-  StepRing<Memory::kTiles> ring;
-  StepRing<Memory::kQueries> q_ring;
+  Ring<Memory::kTiles> ring;
+  Ring<Memory::kQueries> q_ring;
   const bool leads = warp == 0 && lane == 0;
   const Addresses at(memory);
-  const auto copy_queries = [&](const AttendUnit& unit) {
+  const auto bring_queries = [&](const AttendUnit& unit) {
     wait_barrier(at.q_empty(q_ring.stage), q_ring.parity ^ 1);
-    copy_unit_queries<T, D>(call, at.q(q_ring.stage), unit, work.heads(), warp, lane);
+    copy_queries<D, kChainBatch>(call, at.q(q_ring.stage), unit.block.row, unit.block.first, unit.block.rows,
+                                 unit.reader * work.heads(), work.heads(), warp, lane);
     arrive_after_copies(at.q_full(q_ring.stage));
     q_ring.next();
   };
@@ -391,7 +319,7 @@ __device__ void chain_load(const PrefillCall& call, ChainMemory<D>& memory) {
       const int32_t its_blocks = other.reader < 0 ? 0 : unit_blocks<Memory::kKeys>(other, work.heads());
       announced = its_blocks > 0;
       if (!announced) return;
-      copy_queries(other);
+      bring_queries(other);
       loader.announce(other, its_blocks);
     };
     const auto take_next = [&] {

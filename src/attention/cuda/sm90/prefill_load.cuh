@@ -42,9 +42,13 @@ __device__ inline constexpr uint32_t step_bytes(int step) {
   return static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
 }
 
+// Copies of a loading warp that are made ready together, as its registers allow.
+template <int D>
+constexpr int kRowBatch = D == 256 ? 4 : 8;
+
 /// One loading warp copies its rows [warp * rows / 4, ...) of a tile [rows, D]: row i of them from base +
 /// unit * offset of lane i; zeros where that lane's `exists` is false.
-template <int rows, int D>
+template <int rows, int D, int batch>
 __device__ inline void copy_rows(uint32_t tile, const void* base, uint32_t offset, uint32_t unit, bool exists,
                                  int warp, int lane) {
   constexpr int kPieces = D / 8, kRows = rows / kLoadWarps, kAtOnce = 32 / kPieces;
@@ -59,19 +63,18 @@ __device__ inline void copy_rows(uint32_t tile, const void* base, uint32_t offse
   if (all == kFullWarp) {
     // Some at a time, step by step, so that no copy waits for the one before it: a shuffle and an address
     // take 40 cycles, and as long again until the copy has read its registers.
-    constexpr int kBatch = D == 256 ? 4 : 8;
-    static_assert(kRows % (kBatch * kAtOnce) == 0);
+    static_assert(kRows % (batch * kAtOnce) == 0);
 #pragma unroll
-    for (int first = 0; first < kRows; first += kBatch * kAtOnce) {
-      uint32_t offsets[kBatch];
-      const char* rows_from[kBatch];
+    for (int first = 0; first < kRows; first += batch * kAtOnce) {
+      uint32_t offsets[batch];
+      const char* rows_from[batch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i)
+      for (int i = 0; i < batch; ++i)
         offsets[i] = __shfl_sync(kFullWarp, offset, first + i * kAtOnce + own_row);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) rows_from[i] = from + uint64_t{offsets[i]} * unit;
+      for (int i = 0; i < batch; ++i) rows_from[i] = from + uint64_t{offsets[i]} * unit;
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) copy_async_16(to(first + i * kAtOnce), rows_from[i], 16);
+      for (int i = 0; i < batch; ++i) copy_async_16(to(first + i * kAtOnce), rows_from[i], 16);
     }
     return;
   }
@@ -81,14 +84,15 @@ __device__ inline void copy_rows(uint32_t tile, const void* base, uint32_t offse
                   (all >> (row + own_row) & 1u) * 16);
 }
 
-/// A ring of tiles: stage and parity of the next one.
-template <int stages>
+/// A ring: stage and parity of the next entry, `step` further each time.
+template <int stages, int step = 1>
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;
   __device__ void next() {
-    if (++stage < stages) return;
-    stage = 0;
+    stage += step;
+    if (stage < stages) return;
+    stage = step == 1 ? 0 : stage - stages;
     parity ^= 1;
   }
 };
@@ -194,9 +198,9 @@ class BlockLoader {
   __device__ void copy_keys(int32_t block, uint32_t tile, uint64_t& full, uint32_t* exists) {
     const AttentionParams& p = call_.params;
     if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_boxes);
-    copy_rows<kKeys, D>(tile, static_cast<const T*>(p.k) + keys_.kv_head * p.k_head_stride,
-                        page_ * call_.k_page_units + slot() * call_.k_token_units, call_.kv_unit,
-                        position_ >= 0, warp_, lane_);
+    copy_rows<kKeys, D, kRowBatch<D>>(tile, static_cast<const T*>(p.k) + keys_.kv_head * p.k_head_stride,
+                                      page_ * call_.k_page_units + slot() * call_.k_token_units,
+                                      call_.kv_unit, position_ >= 0, warp_, lane_);
     const uint32_t bits = __ballot_sync(kFullWarp, position_ >= 0 && lane_ < kRows);
     arrive_after_copies(full);
     if (lane_ != 0) return;
@@ -210,9 +214,9 @@ class BlockLoader {
   __device__ void copy_values(int32_t block, uint32_t tile, uint64_t& full) {
     const AttentionParams& p = call_.params;
     if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_boxes);
-    copy_rows<kKeys, D>(tile, static_cast<const T*>(p.v) + keys_.kv_head * p.v_head_stride,
-                        page_ * call_.v_page_units + slot() * call_.v_token_units, call_.kv_unit,
-                        position_ >= 0, warp_, lane_);
+    copy_rows<kKeys, D, kRowBatch<D>>(tile, static_cast<const T*>(p.v) + keys_.kv_head * p.v_head_stride,
+                                      page_ * call_.v_page_units + slot() * call_.v_token_units,
+                                      call_.kv_unit, position_ >= 0, warp_, lane_);
     arrive_after_copies(full);
     if (lane_ == 0) arrive(full);
   }
@@ -304,7 +308,7 @@ class BlockLoader {
 
 /// Copies packed rows [first, first + rows) of a unit to a tile [kBlockRows, D]; other rows become zeros.
 /// heads: query heads that share the keys, from head_begin on.
-template <int D>
+template <int D, int batch = kRowBatch<D>>
 __device__ inline void copy_queries(const PrefillCall& call, uint32_t tile, int32_t row, int32_t first,
                                     int32_t rows, int32_t head_begin, int32_t heads, int warp, int lane) {
   const int32_t i = warp * 32 + lane, n = first + i;
@@ -312,7 +316,7 @@ __device__ inline void copy_queries(const PrefillCall& call, uint32_t tile, int3
   const uint32_t offset = exists ? static_cast<uint32_t>(row + n / heads) * call.q_row_units +
                                        static_cast<uint32_t>(head_begin + n % heads) * call.q_head_units
                                  : 0;
-  copy_rows<kBlockRows, D>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
+  copy_rows<kBlockRows, D, batch>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
 }
 
 }  // namespace kascade::cuda
