@@ -24,7 +24,7 @@ std::vector<AnchorChoice> brute_force(const LayerSimilarity& s, const std::vecto
                                       int anchors) {
   const int layers = static_cast<int>(s.size());
   std::vector<AnchorChoice> all;
-  for (uint32_t mask = 0; mask < 1u << (layers - 1); ++mask) {
+  for (uint32_t mask = 0; mask < 1u << std::max(layers - 1, 0); ++mask) {
     std::vector<int> set = {0};
     for (int layer = 1; layer < layers; ++layer)
       if (mask >> (layer - 1) & 1) set.push_back(layer);
@@ -105,6 +105,7 @@ TEST(ChooseAnchors, EqualsBruteForceOnAnyScores) {
     constexpr int kLayers = 11;
     LayerSimilarity s(kLayers, std::vector<double>(kLayers, 0.0));
     std::vector<double> weights;
+    weights.reserve(kLayers);
     for (int i = 0; i < kLayers; ++i)
       for (int j = i; j < kLayers; ++j) s[i][j] = i == j ? 1 : uniform(random);
     for (int j = 0; j < kLayers; ++j) weights.push_back(uniform(random));

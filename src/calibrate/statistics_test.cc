@@ -42,6 +42,7 @@ LayerTile layer_tile(std::vector<std::vector<float>> weights, std::vector<float>
 
 std::vector<TileSets> sets_of(const std::vector<LayerTile>& layers) {
   std::vector<TileSets> sets;
+  sets.reserve(layers.size());
   for (const LayerTile& layer : layers)
     sets.push_back({layer.positions.data(), layer.counts.data(),
                     static_cast<int64_t>(layer.positions.size() / layer.counts.size())});

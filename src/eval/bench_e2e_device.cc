@@ -164,6 +164,7 @@ namespace {
 constexpr const char* kNoCuda = "device: this build has no CUDA (cmake --preset cuda builds it)";
 }
 
+// By value, as in the build that keeps the model. NOLINTNEXTLINE(performance-unnecessary-value-param)
 std::shared_ptr<const PreparedModel> random_gpu_model(std::shared_ptr<const Model>, uint64_t) {
   throw Unsupported(std::string(kNoCuda) + "; random weights are made on a GPU");
 }

@@ -34,6 +34,7 @@ inline std::unique_ptr<Engine> tiny_engine(int threads = 1, const std::string& c
 
 inline std::vector<std::unique_ptr<Engine>> tiny_engines(int count, const std::string& compute = "f32") {
   std::vector<std::unique_ptr<Engine>> engines;
+  engines.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) engines.push_back(tiny_engine(1, compute));
   return engines;
 }
