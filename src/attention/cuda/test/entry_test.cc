@@ -20,7 +20,7 @@ using Change = std::function<void(AttentionParams&)>;
 
 template <class T = void>
 T* nowhere(uintptr_t place) {
-  return reinterpret_cast<T*>(place << 16);
+  return reinterpret_cast<T*>(place << 16);  // NOLINT(performance-no-int-to-ptr): nothing lies there
 }
 
 /// A call of one sequence that no check refuses, with addresses where nothing is: it must not be launched.

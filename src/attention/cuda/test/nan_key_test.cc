@@ -52,7 +52,7 @@ void expect_rest_untouched(const Case& c, const HostData& data, const Outcome& c
   }
   for (size_t set = 0; set < got.counts.size(); ++set) {
     EXPECT(got.counts[set] == clean.counts[set], "set %zu has %d members", set, got.counts[set]);
-    if (set < static_cast<size_t>(2 * data.tile_offsets[1]) && set % 2 == 0) continue;
+    if (set < size_t{2} * static_cast<size_t>(data.tile_offsets[1]) && set % 2 == 0) continue;
     EXPECT(members_of(got, set) == members_of(clean, set), "set %zu differs", set);
   }
 }
@@ -61,11 +61,11 @@ void expect_nan_last(const Case& c) {
   current = c.name;
   HostData data = make_data(c);
   const Outcome clean = run_once(c, data);
-  const auto stride = static_cast<size_t>(c.kv_heads * c.head_dim);
+  const size_t stride = static_cast<size_t>(c.kv_heads) * static_cast<size_t>(c.head_dim);
   data.k[kNanKey * stride] = kNanBits;
   const Outcome one = run_once(c, data);
   expect_rest_untouched(c, data, clean, one);
-  const auto sets = static_cast<size_t>(2 * data.tile_offsets[1]);
+  const size_t sets = size_t{2} * static_cast<size_t>(data.tile_offsets[1]);
   for (size_t set = 0; set < sets; set += 2) {
     const std::vector<int32_t> members = members_of(one, set);
     EXPECT(members.size() == kRanked + kRecent &&
