@@ -79,15 +79,6 @@ __device__ void add_to(float* to, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
-__device__ uint4 load_16(uint32_t shared) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(shared)
-               : "memory");
-  return v;
-}
-
 /// Arrives at this barrier of block `rank`; what the block's threads wrote before may be read after the wait.
 __device__ void arrive_at(uint64_t& barrier, int rank) {
   asm volatile(
@@ -214,13 +205,14 @@ __device__ void multiply_chunk(float (&sums)[kTilesEach][kColumns][4], uint32_t 
     const uint32_t at = corner + static_cast<uint32_t>(input * 2);
     uint4 b[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) b[c] = load_16(x + x_corner[c] + static_cast<uint32_t>(input * 2));
+    for (int c = 0; c < kColumns; ++c)
+      b[c] = load_shared_16(x + x_corner[c] + static_cast<uint32_t>(input * 2));
 #pragma unroll
     for (int i = 0; i < kTilesEach; ++i) {
       const int tile = i * kHalves + half;
       if (tile >= tiles) break;
       const uint32_t row = weights + at + static_cast<uint32_t>(tile * kTile * kPitch);
-      const uint4 low = load_16(row), high = load_16(row + 8 * kPitch);
+      const uint4 low = load_shared_16(row), high = load_shared_16(row + 8 * kPitch);
       const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {

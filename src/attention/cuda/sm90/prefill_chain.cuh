@@ -13,36 +13,6 @@ namespace kascade::cuda {
 /// x, which is false so often that what follows belongs out of the way.
 __device__ inline bool rarely(bool x) { return __builtin_expect(static_cast<long>(x), 0L) != 0; }
 
-/// Whether the phases of these parities are over at both barriers.
-__device__ inline bool test_barriers(uint32_t first, uint32_t first_parity, uint32_t second,
-                                     uint32_t second_parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n.reg .pred done, both;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], "
-      "%2;\nmbarrier.test_wait.parity.shared::cta.b64 both, [%3], %4;\nand.pred both, both, done;\nselp.u32 "
-      "%0, 1, 0, both;\n}\n"
-      : "=r"(done)
-      : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity)
-      : "memory");
-  return done != 0;
-}
-
-/// Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix
-/// l / 8.
-__device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-__device__ inline uint4 load_shared_16(uint32_t address) {
-  uint4 words;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(address)
-               : "memory");
-  return words;
-}
-
 template <class T, int D>
 class ChainComputer {
   using Memory = ChainMemory<D>;

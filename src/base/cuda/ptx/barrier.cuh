@@ -66,6 +66,20 @@ __device__ inline void wait_barriers(uint32_t first, uint32_t first_parity, uint
       : "memory");
 }
 
+/// Whether the phases of these parities are over at both barriers.
+__device__ inline bool test_barriers(uint32_t first, uint32_t first_parity, uint32_t second,
+                                     uint32_t second_parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done, both;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], "
+      "%2;\nmbarrier.test_wait.parity.shared::cta.b64 both, [%3], %4;\nand.pred both, both, done;\nselp.u32 "
+      "%0, 1, 0, both;\n}\n"
+      : "=r"(done)
+      : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity)
+      : "memory");
+  return done != 0;
+}
+
 /// Barrier `id` (1..15) of `threads` threads: waits for all, or arrives and goes on.
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

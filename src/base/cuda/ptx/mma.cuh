@@ -23,6 +23,23 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+/// Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix
+/// l / 8.
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+/// 16 bytes of shared memory.
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
+}
+
 /// An 8x8 matrix of 16-bit elements, row l / 4 and columns 2 (l % 4), + 1 in lane l, transposed.
 __device__ inline uint32_t transpose_matrix(uint32_t matrix) {
   uint32_t transposed;
