@@ -116,30 +116,55 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
-/// Boxes of `rows` keys are laid out as tiles are (prefill_load.cuh): of each eight keys 64 elements
-/// after 64 elements. So a key is given by two dimensions, the second in steps of eight keys. Only existing
-/// keys are ever asked for, so extents need not be those of the memory.
-bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
-                  int64_t page_stride, int32_t rows, BoxMap* map) {
+/// A map of 16-bit elements in boxes that are laid out as tiles are (prefill_load.cuh); whether there is one.
+bool encode_map(DType dtype, const void* base, const cuuint64_t (&extents)[5], const cuuint64_t (&strides)[4],
+                const cuuint32_t (&box)[5], CUtensorMap* map) {
   static const EncodeTiled encode = find_encode_tiled();
-  constexpr int64_t kPanel = 64;
-  if (encode == nullptr || (p.kv_heads > 1 && head_stride % kPanel != 0)) return false;
-  constexpr cuuint64_t kMany = INT32_MAX;
-  const bool paged = p.page_table != nullptr;
-  const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride) * 2; };
-  const cuuint64_t extents[5] = {kPanel, kMany, kMany, kMany, paged ? kMany : 1};
-  // The stride of a dimension with one entry is not the caller's to give.
-  const cuuint64_t strides[4] = {bytes(token_stride), bytes(kPanel), bytes(8 * token_stride),
-                                 paged ? bytes(page_stride) : 16};
-  const cuuint32_t box[5] = {kPanel, 8, static_cast<cuuint32_t>(p.head_dim / kPanel),
-                             static_cast<cuuint32_t>(rows / 8), 1};
+  if (encode == nullptr) return false;
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const auto type =
-      p.kv_dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  map->head_panels = p.kv_heads > 1 ? static_cast<int32_t>(head_stride / kPanel) : 0;
-  return encode(&map->map, type, 5, const_cast<void*>(base), extents, strides, box, steps,
+      dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(map, type, 5, const_cast<void*>(base), extents, strides, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Elements side by side in a tile; and an extent that ends nowhere, as only what exists is ever asked for.
+constexpr int64_t kPanel = 64;
+constexpr cuuint64_t kMany = INT32_MAX;
+
+cuuint64_t stride_bytes(int64_t elements) { return static_cast<cuuint64_t>(elements) * 2; }
+
+/// Boxes of `rows` keys: of each eight keys 64 elements after 64 elements. So a key is given by two
+/// dimensions, the second in steps of eight keys.
+bool encode_boxes(const AttentionParams& p, const void* base, int64_t token_stride, int64_t head_stride,
+                  int64_t page_stride, int32_t rows, BoxMap* map) {
+  if (p.kv_heads > 1 && head_stride % kPanel != 0) return false;
+  const bool paged = p.page_table != nullptr;
+  const cuuint64_t extents[5] = {kPanel, kMany, kMany, kMany, paged ? kMany : 1};
+  // The stride of a dimension with one entry is not the caller's to give.
+  const cuuint64_t strides[4] = {stride_bytes(token_stride), stride_bytes(kPanel),
+                                 stride_bytes(8 * token_stride), paged ? stride_bytes(page_stride) : 16};
+  const cuuint32_t box[5] = {kPanel, 8, static_cast<cuuint32_t>(p.head_dim / kPanel),
+                             static_cast<cuuint32_t>(rows / 8), 1};
+  map->head_panels = p.kv_heads > 1 ? static_cast<int32_t>(head_stride / kPanel) : 0;
+  return encode_map(p.kv_dtype, base, extents, strides, box, &map->map);
+}
+
+/// Boxes of `rows` packed rows: of each eight rows, which are tokens times heads, 64 elements after 64
+/// elements.
+void encode_row_boxes(const AttentionParams& p, DType dtype, const void* base, int64_t row_stride,
+                      int64_t head_stride, int32_t rows, RowBoxes* boxes) {
+  const int32_t heads = group_size(p);
+  if (8 % heads != 0 || (dtype != DType::kBF16 && dtype != DType::kF16)) return;
+  const int32_t tokens = 8 / heads;
+  const auto panels = static_cast<cuuint32_t>(p.head_dim / kPanel);
+  const cuuint64_t extents[5] = {kPanel, static_cast<cuuint64_t>(p.query_heads), kMany, panels, kMany};
+  const cuuint64_t strides[4] = {p.query_heads > 1 ? stride_bytes(head_stride) : 16, stride_bytes(row_stride),
+                                 stride_bytes(kPanel), stride_bytes(tokens * row_stride)};
+  const cuuint32_t box[5] = {kPanel, static_cast<cuuint32_t>(heads), static_cast<cuuint32_t>(tokens), panels,
+                             static_cast<cuuint32_t>(rows / 8)};
+  boxes->usable = encode_map(dtype, base, extents, strides, box, &boxes->map);
 }
 
 void encode_maps(PrefillCall& call) {
@@ -153,6 +178,8 @@ void encode_maps(PrefillCall& call) {
   if (encode_boxes(p, p.k, p.k_token_stride, p.k_head_stride, p.k_page_stride, rows, &call.k_boxes) &&
       encode_boxes(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_boxes))
     call.box_rows = rows;
+  encode_row_boxes(p, p.q_dtype, p.q, p.q_row_stride, p.q_head_stride, kBlockRows, &call.q_boxes);
+  encode_row_boxes(p, p.out_dtype, p.out, p.out_row_stride, p.out_head_stride, kStoredRows, &call.out_boxes);
 }
 
 template <class T, int D>

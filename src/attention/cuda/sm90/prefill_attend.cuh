@@ -18,9 +18,10 @@ constexpr float kLn2 = 0.693147180559945f;
 // A row's reference for 2^x moves only when its largest score has outgrown it by this (log2); sums stay far
 // below overflow, and products stay exact enough in 16 bits at any reference.
 constexpr float kReferenceSlack = 8.0f;
-// Where exponentials are only added up, no maximum is taken: a thread's 32 of a row and block may sum up to
-// this before the reference moves.
-constexpr float kMostSum = 256.0f;
+// Where no maximum is taken, a thread's 32 exponentials of a row and block may sum up to this before the
+// reference moves: seldom even in a row's second block, whose reference may come of a single key; weights of
+// 16 bits hold eight times as much.
+constexpr float kMostSum = 8192.0f;
 
 template <int D>
 struct AttendShape {
@@ -33,7 +34,8 @@ struct AttendShape {
 struct AttendUnit {
   int32_t reader;  // -1: no more units
   int32_t count;   // members of its list
-  int32_t unused[2];
+  int32_t blocks;  // of keys; prefill_chain
+  int32_t unused;
   RowBlock block;
 };
 

@@ -19,6 +19,8 @@ constexpr int kBlockRows = 128;
 /// Packed rows of a unit of the pass that only needs log-sum-exps: as many tiles of queries as registers
 /// allow.
 constexpr int32_t lse_rows(int32_t head_dim) { return head_dim == 256 ? kBlockRows : 2 * kBlockRows; }
+// Packed rows whose output one warp stores.
+constexpr int kStoredRows = 16;
 // Keys of one range of the pooled-weight pass.
 constexpr int32_t kRangeKeys = 16384;
 // Bins of the histogram of pooled weights: 32 to an octave from 2^-57 up, the first for all that is less.
@@ -63,6 +65,13 @@ struct BoxMap {
   int32_t head_panels = 0;  // 64 elements each, from one head to the next
 };
 
+/// Boxes of packed rows of queries or of their output for such tiles. Coordinates: 0, query head, token, 0,
+/// 0. Not usable where eight rows are not whole tokens, or with strides that boxes cannot have.
+struct RowBoxes {
+  CUtensorMap map = {};
+  bool usable = false;
+};
+
 struct PrefillCall {
   AttentionParams params;
   Maxima maxima;
@@ -101,6 +110,8 @@ struct PrefillCall {
 
   int32_t box_rows = 0;  // keys of a box; 0 where boxes cannot be used
   BoxMap k_boxes, v_boxes;
+  RowBoxes q_boxes;    // of kBlockRows
+  RowBoxes out_boxes;  // of kStoredRows
 
   // Strides of tokens and pages, and of rows and heads of q, in units of bytes: StrideUnits of common/host.h
   // says how far 32 bits reach.

@@ -39,27 +39,35 @@ class ChainComputer {
     if (group_ == 1) named_arrive(kTurn, 256);
     bool ready = false;  // the tiles of the next step are known to be full
     while (true) {
+      // All of it at once: a read of shared memory takes hundreds of cycles beside products.
       const int index = reader.wait();
-      const AttendUnit& unit = memory_.queue.units[index];
+      const AttendUnit unit = memory_.queue.units[index];
+      reader.release(index);
       const bool done = unit.reader < 0;
       if (done && !stored) break;
-      const int32_t blocks = done ? 1 : blocks_of(unit);
+      const int32_t blocks = done ? 1 : unit.blocks;
       if (blocks == 0) {
         store_nothing(unit);
-        reader.release(index);
         continue;
       }
       if (stored) leave_sums();
       begin_rows(unit);
+      if (done) unmasked_ = -1;
+      if (lane_ == 0)
+        pending(q_ring_.stage) = {unit.reader, unit.block.row, unit.block.first, unit.block.rows};
+      // The first step also has the values of the last one of the unit before.
+      const bool copied_first = boxed_ == 0 || !boxes_queries(call_, unit);
       boxed_ = unit.block.keys / kKeys;
+      copied_ = min(boxed_ - 1, copied_first ? blocks - 1 : blocks);
       wait_barrier(at_.q_full(q_ring_.stage), q_ring_.parity);
       const uint32_t q = in_uniform_register(at_.q(q_ring_.stage) + group_ * 64 * D * 2);
 #pragma unroll 1
       for (int32_t block = blocks - 1; block >= 0; --block) {
         const bool first = block == blocks - 1;
         // Tiles that threads have copied: the queries, and blocks that are not whole.
-        const bool copied = first || block + 1 >= boxed_;
+        const bool copied = block >= copied_;
         if (rarely(!ready || copied)) {
+          give_queries_back();
           if (!ready)
             wait_barriers(at_.full(v_ring_.stage), v_ring_.parity, at_.full(k_ring_.stage), k_ring_.parity);
           if (copied) fence_async_proxy();
@@ -87,6 +95,10 @@ class ChainComputer {
         add_up(0);
         scale(32);
         settle<16, 48, 0, 0>();
+        exponentiate(32);
+        add_up(16);
+        scale(48);
+        settle<32, 64, 0, 0>();
         wait_products<0>();
         pin(out_);
         release(at_.empty(v_ring_.stage));
@@ -96,16 +108,12 @@ class ChainComputer {
         k_ring_.next();
         ready =
             test_barriers(at_.full(v_ring_.stage), v_ring_.parity, at_.full(k_ring_.stage), k_ring_.parity);
-        exponentiate(32);
-        add_up(16);
-        pack(0);
-        scale(48);
-        settle<32, 64, 0, 16>();
         exponentiate(48);
-        add_up(32);
+        pack(0);
         pack(16);
+        add_up(32);
         pack(32);
-        settle<48, 64, 16, 48>();
+        settle<48, 64, 0, 48>();
         add_up(48);
         pack(48);
         added_[0] = sums_[0][0] + sums_[0][1];
@@ -113,8 +121,8 @@ class ChainComputer {
         const bool high = outgrown();
         if (rarely(first || high)) {
           if (first && stored) {
-            store(left_unit());
-            release(at_.q_empty(q_ring_.stage ^ 1));
+            store(pending(q_ring_.stage ^ 1));
+            ready = false;  // for give_queries_back()
           }
           if (!first) move_references(at_.q(q_ring_.stage), k_tile, [&] { mask(block); });
         }
@@ -123,11 +131,9 @@ class ChainComputer {
         started_ = first ? 0 : 1;
         release(k_empty);
       }
-      // Read again: kept so long, `done` would come back from local memory, 1400 cycles away by then.
-      if (*static_cast<const volatile int32_t*>(&unit.reader) < 0) break;
+      give_queries_back();
+      if (unmasked_ < 0) break;  // done
       q_ring_.next();
-      leave_unit(unit);
-      reader.release(index);
       stored = true;
     }
   }
@@ -154,11 +160,6 @@ class ChainComputer {
   /// Keys that packed row n of a unit sees.
   __device__ int32_t limit_of(const AttendUnit& unit, int32_t n) const {
     return unit.block.position + token_of(n) + 1;
-  }
-  /// Blocks of keys of a unit: up to what its last row sees.
-  __device__ int32_t blocks_of(const AttendUnit& unit) const {
-    if (unit.block.rows <= 0) return 0;
-    return (max(limit_of(unit, unit.block.first + unit.block.rows - 1), 0) + kKeys - 1) / kKeys;
   }
 
   // Row of the block of the thread's first (half 0) or second row of sums.
@@ -320,37 +321,35 @@ class ChainComputer {
     for (int i = 0; i < D / 2; ++i) out_[i] *= factor[i / 2 % 2];
   }
 
-  /// A row's sum over the threads that share it.
-  __device__ float total_sum(int half) const {
-    const float pair = sum_[half] + __shfl_xor_sync(kFullWarp, sum_[half], 1);
-    return pair + __shfl_xor_sync(kFullWarp, pair, 2);
-  }
-
-  /// Output and log-sum-exps of a unit whose sums are complete.
-  __device__ void store(const AttendUnit& unit) {
+  /// Output and log-sum-exps of a unit whose sums are complete; its tile of queries, which output goes
+  /// through, is given back now or by give_queries_back().
+  __device__ void store(const PendingUnit& unit) {
     const AttentionParams& p = call_.params;
     int lane = lane_;
     asm volatile("" : "+r"(lane));  // or addresses would be kept in registers all the time
-    // A lane (or two) looks after one of the warp's 16 rows.
-    const int i = (group_ * 4 + warp_) * 16 + lane % 16;
-    const float2 sums = memory_.row_sums[i];
-    const float own_factor = sums.y == 0 ? 0 : __fdividef(p.v_scale, sums.y);
-    const int64_t own_to = store_lse(unit, i, lane < 16, sums.y == 0 ? -INFINITY : sums.x + __log2f(sums.y));
-    const uint32_t exist = __ballot_sync(kFullWarp, i < unit.block.rows);
-    const float factor[2] = {__shfl_sync(kFullWarp, own_factor, lane / 4),
-                             __shfl_sync(kFullWarp, own_factor, lane / 4 + 8)};
+    const int begin = (group_ * 4 + warp_) * kStoredRows;  // the warp's rows of the block
+    float factor[2];
+    bool none = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = begin + lane / 4 + 8 * half;
+      const float2 halves = memory_.row_sums[i];
+      const float sum = halves.x + halves.y;
+      factor[half] = sum == 0 ? 0 : __fdividef(p.v_scale, sum);
+      none |= sum == 0;
+    }
     // Rows that see no key may hold what is not a number.
-    if (rarely(__any_sync(kFullWarp, own_factor == 0))) {
+    if (rarely(__any_sync(kFullWarp, none))) {
 #pragma unroll
       for (int k = 0; k < D / 2; ++k) out_[k] = factor[k / 2 % 2] == 0 ? 0 : out_[k];
     }
     if (p.out_dtype == DType::kF32) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + 8 * half;
-        float* out = static_cast<float*>(p.out) + __shfl_sync(kFullWarp, own_to, row) + 2 * (lane & 3);
+        const int i = begin + lane / 4 + 8 * half;
+        float* out = static_cast<float*>(p.out) + output_of(unit, i) + 2 * (lane & 3);
         const float own = half == 0 ? factor[0] : factor[1];
-        if ((exist >> row & 1u) == 0) continue;
+        if (i >= unit.rows) continue;
 #pragma unroll
         for (int j = 0; j < D / 8; ++j) {
           const float x = half == 0 ? out_[4 * j] : out_[4 * j + 2],
@@ -358,63 +357,105 @@ class ChainComputer {
           *reinterpret_cast<float2*>(out + 8 * j) = make_float2(x * own, y * own);
         }
       }
-    } else if (p.out_dtype == DType::kBF16) {
-      store_packed<__nv_bfloat16>(factor, exist, own_to, lane);
     } else {
-      store_packed<__half>(factor, exist, own_to, lane);
+      // By way of the warp's rows of the unit's queries, which nobody reads any more.
+      const uint32_t tile = at_.q(q_ring_.stage ^ 1) + static_cast<uint32_t>(begin / 8 * kEightRows<D>);
+      if (p.out_dtype == DType::kBF16) {
+        pack_output<__nv_bfloat16>(factor, tile, lane);
+      } else {
+        pack_output<__half>(factor, tile, lane);
+      }
+      if (call_.out_boxes.usable && unit.rows == kBlockRows) {
+        fence_async_proxy();
+        __syncwarp();
+        store_box_by_one(&call_.out_boxes.map, tile, 0, unit.reader * heads_,
+                         unit.row + token_of(unit.first + begin), 0, 0);
+        storing_ = true;
+      } else {
+        __syncwarp();
+        store_rows(unit, begin, tile, lane);
+      }
+    }
+    if (!storing_) {
+      fence_async_proxy();  // The copy engine writes there next.
+      release(at_.q_empty(q_ring_.stage ^ 1));
+    }
+    // After the fence, which would wait for these stores.
+    if ((p.lse == nullptr && p.role != Role::kLayer0) || lane % 4 != 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = begin + lane / 4 + 8 * half;
+      const float2 halves = memory_.row_sums[i];
+      const float sum = halves.x + halves.y;
+      store_lse(unit, i, sum == 0 ? -INFINITY : memory_.references[i] + __log2f(sum));
     }
   }
 
   /// Zeros for a unit whose rows see no keys.
   __device__ void store_nothing(const AttendUnit& unit) {
     const AttentionParams& p = call_.params;
+    const PendingUnit own = {unit.reader, unit.block.row, unit.block.first, unit.block.rows};
     const int bytes = p.out_dtype == DType::kF32 ? 4 : 2;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int i = row_of(half);
-      const int64_t to = store_lse(unit, i, (lane_ & 3) == 0, -INFINITY);
-      if (i >= unit.block.rows) continue;
-      uint4* out = reinterpret_cast<uint4*>(static_cast<unsigned char*>(p.out) + to * bytes);
+      if (i >= own.rows) continue;
+      if (lane_ % 4 == 0) store_lse(own, i, -INFINITY);
+      uint4* out = reinterpret_cast<uint4*>(static_cast<unsigned char*>(p.out) + output_of(own, i) * bytes);
 #pragma unroll 1
       for (int j = lane_ & 3; j < D * bytes / 16; j += 4) out[j] = make_uint4(0, 0, 0, 0);
     }
   }
 
-  /// What storing a unit takes later, when its place in the queue may have been needed for many without keys.
-  __device__ void leave_unit(const AttendUnit& unit) {
-    constexpr int kWords = sizeof(AttendUnit) / 4;
-    if (lane_ < kWords)
-      reinterpret_cast<uint32_t*>(&left_unit())[lane_] = reinterpret_cast<const uint32_t*>(&unit)[lane_];
-  }
-  __device__ AttendUnit& left_unit() const { return memory_.stored[group_ * 4 + warp_]; }
+  /// What storing the unit whose queries are in a place takes later: its entry of the queue may have been
+  /// needed for many without keys by then.
+  __device__ PendingUnit& pending(int queries) const { return memory_.pending[queries][group_ * 4 + warp_]; }
   /// Out of the way, as registers are scarce: the sums of the unit whose last P V is not issued yet.
   __device__ void leave_sums() {
+    int lane = lane_;
+    asm volatile("" : "+r"(lane));  // or an address would be kept in local memory
+    const int begin = (group_ * 4 + warp_) * kStoredRows + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float total = total_sum(half);
-      if (lane_ % 4 == 0) memory_.row_sums[row_of(half)] = make_float2(reference_[half], total);
+      const float pair = sum_[half] + __shfl_xor_sync(kFullWarp, sum_[half], 1);
+      if (lane % 2 == 0) (&memory_.row_sums[begin + 8 * half].x)[lane / 2 % 2] = pair;
+      if (lane % 4 == 0) memory_.references[begin + 8 * half] = reference_[half];
     }
     __syncwarp();
   }
-
-  /// Row i's log-sum-exp, in log2 units, where it is this thread's own; returns where its output begins.
-  __device__ int64_t store_lse(const AttendUnit& unit, int i, bool own, float lse) {
-    const AttentionParams& p = call_.params;
-    const int n = unit.block.first + i;
-    const int32_t token = token_of(n);
-    const int64_t row = unit.block.row + token, head = unit.reader * heads_ + n - token * heads_;
-    if (i < unit.block.rows && own) {
-      if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
-      if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
-    }
-    return row * p.out_row_stride + head * p.out_head_stride;
+  /// The tile of queries that output has gone out from, if there is one.
+  __device__ void give_queries_back() {
+    if (!storing_) return;
+    storing_ = false;
+    wait_stored_boxes();
+    release(at_.q_empty(q_ring_.stage ^ 1));
   }
+
+  /// Row i's row of q, and its query head.
+  __device__ void locate(const PendingUnit& unit, int i, int64_t* row, int64_t* head) const {
+    const int n = unit.first + i;
+    const int32_t token = token_of(n);
+    *row = unit.row + token;
+    *head = unit.reader * heads_ + n - token * heads_;
+  }
+  /// Row i's log-sum-exp, in log2 units.
+  __device__ void store_lse(const PendingUnit& unit, int i, float lse) {
+    const AttentionParams& p = call_.params;
+    if (i >= unit.rows) return;
+    int64_t row, head;
+    locate(unit, i, &row, &head);
+    if (p.lse != nullptr) p.lse[row * p.lse_row_stride + head] = lse * kLn2;
+    if (p.role == Role::kLayer0) call_.lse[row * p.query_heads + head] = lse;
+  }
+  /// Where row i's output begins.
+  __device__ int64_t output_of(const PendingUnit& unit, int i) const {
+    int64_t row, head;
+    locate(unit, i, &row, &head);
+    return row * call_.params.out_row_stride + head * call_.params.out_head_stride;
+  }
+  /// The warp's output, rounded, as rows of a tile.
   template <class Out>
-  __device__ void store_packed(const float (&factor)[2], uint32_t exist, int64_t own_to, int lane) {
-    // By way of the warp's rows of the unit's queries, which nobody reads any more, so that whole rows go
-    // out.
-    const uint32_t tile =
-        at_.q(q_ring_.stage ^ 1) + static_cast<uint32_t>((group_ * 4 + warp_) * 2 * kEightRows<D>);
+  __device__ void pack_output(const float (&factor)[2], uint32_t tile, int lane) {
     const uint32_t put = tile_piece<D>(tile, lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < D / 8; j += 2) {
@@ -426,19 +467,15 @@ class ChainComputer {
       }
       store_matrices((put ^ static_cast<uint32_t>(j % 8 * 16)) + static_cast<uint32_t>(j / 8 * 1024), words);
     }
-    __syncwarp();
+  }
+  /// Those of these rows that exist, where no box can store them.
+  __device__ void store_rows(const PendingUnit& unit, int begin, uint32_t tile, int lane) {
     constexpr int kPieces = D / 8, kRowsAtOnce = 32 / kPieces;
     const int own_row = lane / kPieces, piece = lane % kPieces;
-    const uint32_t got = tile_piece<D>(tile, own_row, piece);
-    const int64_t own_piece = own_to / 8;
     uint4* out = static_cast<uint4*>(call_.params.out) + piece;
-#pragma unroll
-    for (int i = 0; i < 16; i += kRowsAtOnce) {
-      const uint4 words = load_shared_16((got ^ static_cast<uint32_t>(i % 8 * 16)) +
-                                         static_cast<uint32_t>(i / 8 * kEightRows<D> + i % 8 * 128));
-      const int64_t to = __shfl_sync(kFullWarp, own_piece, i + own_row);
-      if ((exist >> (i + own_row) & 1u) != 0) out[to] = words;
-    }
+#pragma unroll 1
+    for (int row = own_row; row < kStoredRows && begin + row < unit.rows; row += kRowsAtOnce)
+      out[output_of(unit, begin + row) / 8] = load_shared_16(tile_piece<D>(tile, row, piece));
   }
 
   const PrefillCall& call_;
@@ -451,7 +488,9 @@ class ChainComputer {
   Ring<Memory::kQueries> q_ring_;
   bool unset_ = false;    // rows of the warp have no reference yet
   int32_t boxed_ = 0;     // blocks before this one come by the copy engine
+  int32_t copied_ = 0;    // steps of this block and of those after it have tiles that threads have copied
   int32_t unmasked_ = 0;  // blocks before this one are seen whole by every row of the warp
+  bool storing_ = false;  // output goes out from the tile of queries that is not in use
   int started_ = 0;       // whether out_ holds sums of the unit that is multiplied
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {};

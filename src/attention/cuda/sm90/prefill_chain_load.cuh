@@ -48,6 +48,11 @@ class StoreReader {
   Ring<Queue::kEntries> ring_;
 };
 
+/// What storing a unit's output takes, which is not done before the next unit's first step.
+struct alignas(16) PendingUnit {
+  int32_t reader, row, first, rows;
+};
+
 template <int D>
 struct ChainMemory {
   static constexpr int kKeys = 128;
@@ -58,9 +63,11 @@ struct ChainMemory {
   UnitStore<AttendUnit, 6> queue;
   uint64_t full[kTiles], empty[kTiles];
   uint64_t q_full[kQueries], q_empty[kQueries];
-  // The unit whose output is not stored yet, for each computing warp, and its rows' references and sums.
-  AttendUnit stored[kComputeWarps];
+  // Of the unit whose output is not stored yet, and of the one in work.
+  PendingUnit pending[kQueries][kComputeWarps];
+  // Of the former, its rows' sums in two halves, and their references.
   float2 row_sums[kBlockRows];
+  float references[kBlockRows];
 };
 
 /// Addresses in a block's shared memory, from one that is kept.
@@ -93,10 +100,10 @@ class Addresses {
 constexpr int64_t kCachedKeys = 32768;
 
 /// Draws the units of a launch one by one: first the one with the block's index, then by a counter. All units
-/// of a head come together, so that its keys stay in the cache, or of as many heads as have them there: the
-/// more units a launch ends with that are short, the more even is its end. The work on the next unit is done
-/// in parts, so that one's latency passes while the loading warp does others' work.
-template <class Queue>
+/// of a head come together, so that its keys stay in the cache, or of as many heads as have them there; only
+/// the shortest come at the end, so that it is even. The work on the next unit is done in parts, so that
+/// one's latency passes while the loading warp does others' work.
+template <class Queue, int kKeys>
 class UnitDrawer {
  public:
   __device__ UnitDrawer(const AttendWork& work, Queue& queue) : work_(work), queue_(queue) {
@@ -115,13 +122,22 @@ class UnitDrawer {
         break;
       case 1: {
         const auto index = static_cast<int32_t>(index_), blocks = work_.call.totals->dense_blocks;
-        const bool more = blocks > 0 && index / blocks < work_.readers();
-        unit.reader = more ? index / (blocks * at_once_) * at_once_ + index % at_once_ : -1;
-        unit.count = 0;
-        if (more) unit.block = work_.call.dense_table[index / at_once_ % blocks];
+        const int32_t readers = work_.readers();
+        unit.reader = -1;
+        unit.count = unit.blocks = 0;
+        if (blocks == 0 || index / blocks >= readers) break;
+        // Two short units a multiprocessor, of all heads in turn, come last.
+        const int32_t short_ones = min(divide_up(2 * static_cast<int32_t>(gridDim.x), readers), blocks);
+        const int32_t long_ones = blocks - short_ones;
+        const bool is_short = index >= long_ones * readers;
+        const int32_t i = is_short ? index - long_ones * readers : index;
+        const int32_t at_once = is_short ? readers : at_once_, of_head = is_short ? short_ones : long_ones;
+        unit.reader = i / at_once / of_head * at_once + i % at_once;
+        unit.block = work_.call.dense_table[(is_short ? long_ones : 0) + i / at_once % of_head];
         break;
       }
       case 2:
+        if (unit.reader >= 0) unit.blocks = unit_blocks<kKeys>(unit, work_.heads());
         arrive(queue_.full[ring_.stage]);
         ring_.next();
         break;
@@ -151,67 +167,52 @@ class UnitDrawer {
 template <class T, int D, int kKeys>
 class BoxLoader {
   static constexpr int kRows = kKeys / kLoadWarps;
+  static constexpr int kFirst = 2;  // boxes of a warp whose places are at hand when their tile is free
 
  public:
   __device__ BoxLoader(const PrefillCall& call, int warp, int lane)
       : call_(call), warp_(warp), lane_(lane), box_rows_(call.box_rows) {
-    if (box_rows_ == 0) return;
     const int boxes = kKeys / box_rows_;
     issuers_ = min(boxes, kLoadWarps);
     own_boxes_ = warp < issuers_ ? boxes / issuers_ : 0;
   }
 
-  /// Announces a unit of `blocks` > 0 blocks, so that what is looked up first is at hand when it begins.
-  __device__ void announce(const AttendUnit& unit, int32_t blocks) {
-    next_keys_ = unit.block.keys;
-    next_batch_ = unit.block.batch;
+  /// Announces a unit that has blocks of keys, so that what is looked up first is at hand when it begins.
+  __device__ void announce(const AttendUnit& unit) {
+    const RowBlock& rows = unit.block;
+    // Nothing is done with what was loaded: that would wait for it.
     next_first_token_ =
-        load_if(call_.params.page_table == nullptr, call_.params.cu_seqlens_kv + next_batch_, 0);
-    first_page_ = load_box_page(blocks - 1, next_keys_, next_batch_);
+        load_if(call_.params.page_table == nullptr, call_.params.cu_seqlens_kv + rows.batch, 0);
+    first_place_ = place_box(unit.blocks - 1, rows.keys, rows.batch, 0);
   }
-  /// Starts on blocks block, block - 1, ... of the keys of the unit that was announced.
-  __device__ void begin(int32_t kv_head, int32_t block) {
-    keys_ = next_keys_;
-    batch_ = next_batch_;
-    kv_head_ = kv_head;
+  /// Starts on blocks of keys of the unit that was announced, from the last on.
+  __device__ void begin(const AttendUnit& unit) {
+    keys_ = unit.block.keys;
+    batch_ = unit.block.batch;
+    kv_head_ = unit.reader;
     first_token_ = next_first_token_;
-    page_ = first_page_;
-    if (!is_boxed(block)) position_ = position_in(block);
+    first_place_.token += first_token_;
+    take(first_place_);
   }
 
-  /// Looks pages of the next block up while this one is copied; once a block, before copy_keys.
+  /// Looks places in the next block up while this one is copied; once a block, before copy_keys.
   __device__ void look_ahead(int32_t block) {
-    if (call_.params.page_table != nullptr) next_page_ = load_box_page(block - 1, keys_, batch_);
+    next_place_ = place_box(block - 1, keys_, batch_, first_token_);
   }
 
-  __device__ void copy_keys(int32_t block, uint32_t tile, uint32_t full) {
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.k_boxes);
-    const int32_t page = load_page(position_, batch_);
-    int32_t slot = position_;
-    if (call_.params.page_table != nullptr) slot -= page_of(position_) * call_.params.page_size;
-    if (call_.params.page_table == nullptr) slot += first_token_;
-    const bool there = position_ >= 0;
-    // Of a packed sequence, the page is 0.
-    k_offset_ = there ? static_cast<uint32_t>(page) * call_.k_page_units +
-                            static_cast<uint32_t>(slot) * call_.k_token_units
-                      : 0;
-    v_offset_ = there ? static_cast<uint32_t>(page) * call_.v_page_units +
-                            static_cast<uint32_t>(slot) * call_.v_token_units
-                      : 0;
-    exists_ = __ballot_sync(kFullWarp, there && lane_ < kRows);
-    copy(tile, k_offset_, static_cast<const T*>(call_.params.k) + kv_head_ * call_.params.k_head_stride);
-    arrive_after_copies(full);
-    if (lane_ == 0) arrive(full);
-  }
-  __device__ void copy_values(int32_t block, uint32_t tile, uint32_t full) {
-    if (is_boxed(block)) return copy_boxes(block, tile, full, call_.v_boxes);
-    copy(tile, v_offset_, static_cast<const T*>(call_.params.v) + kv_head_ * call_.params.v_head_stride);
-    arrive_after_copies(full);
-    if (lane_ == 0) arrive(full);
+  /// K of a block, or V.
+  __device__ void copy(int32_t block, int values, uint32_t tile, uint32_t full) {
+    const AttentionParams& p = call_.params;
+    if (is_boxed(block)) return copy_boxes(tile, full, values == 0 ? call_.k_boxes : call_.v_boxes);
+    const bool keys = values == 0;
+    copy_piecewise(
+        block, tile, full,
+        static_cast<const T*>(keys ? p.k : p.v) + kv_head_ * (keys ? p.k_head_stride : p.v_head_stride),
+        keys ? call_.k_page_units : call_.v_page_units, keys ? call_.k_token_units : call_.v_token_units);
   }
 
   /// On to the block before.
-  __device__ void next() { page_ = next_page_; }
+  __device__ void next() { take(next_place_); }
 
  private:
   static_assert(kRows == 32 || kRows == 16, "a lane looks up at most one key");
@@ -220,51 +221,68 @@ class BoxLoader {
   __device__ bool is_boxed(int32_t block) const { return (block + 1) * kKeys <= keys_; }
 
   /// The warp's rows of a block that is not whole.
-  __device__ void copy(uint32_t tile, uint32_t offset, const T* base) {
-    copy_rows<kKeys, D, kChainBatch>(tile, base, offset, call_.kv_unit, (exists_ >> lane_ & 1u) != 0, warp_,
-                                     lane_);
+  __device__ void copy_piecewise(int32_t block, uint32_t tile, uint32_t full, const T* base,
+                                 uint32_t page_units, uint32_t token_units) {
+    const int32_t position = block * kKeys + warp_ * kRows + lane_;
+    const bool there = lane_ < kRows && position < keys_;
+    uint32_t offset = 0;
+    if (there && call_.params.page_table == nullptr) {
+      offset = static_cast<uint32_t>(first_token_ + position) * token_units;
+    } else if (there) {
+      const int32_t index = page_of(position);
+      offset = static_cast<uint32_t>(load_page(index, batch_)) * page_units +
+               static_cast<uint32_t>(position - index * call_.params.page_size) * token_units;
+    }
+    copy_rows<kKeys, D, kChainBatch>(tile, base, offset, call_.kv_unit, there, warp_, lane_);
+    arrive_after_copies(full);
+    if (lane_ == 0) arrive(full);
   }
 
-  /// Position of this lane's key of a block, or -1 where it does not exist.
-  __device__ int32_t position_in(int32_t block) const {
-    const int32_t position = block * kKeys + warp_ * kRows + lane_;
-    return lane_ < kRows && position < keys_ ? position : -1;
-  }
   __device__ int32_t page_of(int32_t position) const {
     return call_.page_shift >= 0 ? position >> call_.page_shift : position / call_.params.page_size;
   }
-  __device__ int32_t load_page(int32_t position, int32_t batch) const {
-    const AttentionParams& p = call_.params;
-    if (p.page_table == nullptr) return 0;
-    return load_if(position >= 0, p.page_table + batch * p.page_table_stride + page_of(max(position, 0)), 0);
+  __device__ int32_t load_page(int32_t index, int32_t batch, bool wanted = true) const {
+    return load_if(wanted, call_.params.page_table + batch * call_.params.page_table_stride + index, 0);
   }
 
   // A tile's boxes are dealt out to the warps in turn; a warp's i-th:
   __device__ int box_of(int i) const { return warp_ + i * issuers_; }
-  /// Page of the warp's box that this lane looks up.
-  __device__ int32_t load_box_page(int32_t block, int32_t keys, int32_t batch) const {
-    if (call_.params.page_table == nullptr || block < 0 || lane_ >= own_boxes_) return 0;
+  /// Where a box begins: its first key's place in its page or among the packed keys.
+  struct Place {
+    int32_t token = 0, page = 0;
+  };
+  /// Of the warp's box of a block that this lane looks up.
+  __device__ Place place_box(int32_t block, int32_t keys, int32_t batch, int32_t first_token) const {
     const int32_t key = block * kKeys + box_of(lane_) * box_rows_;
-    return load_page(key < keys ? key : -1, batch);
+    if (call_.params.page_table == nullptr) return {first_token + key, 0};
+    const int32_t index = page_of(max(key, 0));
+    return {key - index * call_.params.page_size,
+            load_page(index, batch, key >= 0 && key < keys && lane_ < own_boxes_)};
   }
-  __device__ void copy_boxes(int32_t block, uint32_t tile, uint32_t full, const BoxMap& map) const {
+  __device__ Place place_of(int box) const {
+    return {__shfl_sync(kFullWarp, place_.token, box), __shfl_sync(kFullWarp, place_.page, box)};
+  }
+  __device__ void take(const Place& place) {
+    place_ = place;
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i) first_places_[i] = place_of(i);
+  }
+  __device__ void copy_boxes(uint32_t tile, uint32_t full, const BoxMap& map) const {
     // All warps arrive, also those without a box: none may be so far ahead or behind that it takes a phase of
     // a barrier for another.
     if (lane_ == 0) {
       if (own_boxes_ > 0) expect_bytes(full, static_cast<uint32_t>(own_boxes_ * box_rows_ * D * 2));
       arrive(full, kFullArrivals / kLoadWarps);
     }
-    const bool paged = call_.params.page_table != nullptr;
+    const auto copy = [&](int i, const Place& place) {
+      copy_box_by_one(tile + static_cast<uint32_t>(box_of(i) * box_rows_ * D * 2), &map.map, full, 0,
+                      place.token, kv_head_ * map.head_panels, 0, place.page);
+    };
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i)
+      if (i < own_boxes_) copy(i, first_places_[i]);
 #pragma unroll 1
-    for (int i = 0; i < own_boxes_; ++i) {
-      const int row = box_of(i) * box_rows_;
-      const int32_t key = block * kKeys + row, page = __shfl_sync(kFullWarp, page_, i);
-      const int32_t token = paged ? key - page_of(key) * call_.params.page_size : first_token_ + key;
-      if (lane_ == 0)
-        copy_box(tile + static_cast<uint32_t>(row * D * 2), &map.map, full, 0, token,
-                 kv_head_ * map.head_panels, 0, page);
-      __syncwarp();
-    }
+    for (int i = kFirst; i < own_boxes_; ++i) copy(i, place_of(i));
   }
 
   const PrefillCall& call_;
@@ -272,13 +290,16 @@ class BoxLoader {
   const int box_rows_;                          // keys of a box
   int issuers_ = 1, own_boxes_ = 0;             // warps that share a tile's boxes, and how many each copies
   int32_t keys_ = 0, batch_ = 0, kv_head_ = 0;  // of the sequence
-  int32_t next_keys_ = 0, next_batch_ = 0, next_first_token_ = 0, first_page_ = 0;  // of the next unit
-  int32_t first_token_ = 0;                                                         // packed: of the sequence
-  int32_t position_ = -1;             // of this lane's key of the block that is not whole
-  int32_t page_ = 0, next_page_ = 0;  // of this lane's box, of the block and of the one before
-  // Of the block that is not whole: where this lane's key lies in K and V, which keys exist.
-  uint32_t k_offset_ = 0, v_offset_ = 0, exists_ = 0;
+  int32_t first_token_ = 0, next_first_token_ = 0;  // packed: of the sequence, and of the next unit's
+  // Of the box that this lane looks up: of the block, of the one before, and of the next unit's first.
+  Place place_, next_place_, first_place_;
+  Place first_places_[kFirst];  // of the warp's first boxes of the block
 };
+
+/// Whether one box brings a unit's queries; else threads copy them.
+__device__ inline bool boxes_queries(const PrefillCall& call, const AttendUnit& unit) {
+  return call.q_boxes.usable && unit.block.rows == kBlockRows;
+}
 
 /// Loads what the units of a launch need, until there are no more.
 template <class T, int D>
@@ -287,9 +308,7 @@ __device__ void chain_load(const PrefillCall& call, ChainMemory<D>& memory) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const AttendWork work{call, false};
   const bool draws = warp == kLoadWarps - 1 && lane == 0;
-  UnitDrawer drawer(work, memory.queue);
-  if (draws) drawer.finish();
-  __syncwarp();
+  UnitDrawer<decltype(memory.queue), Memory::kKeys> drawer(work, memory.queue);
   StoreReader reader(memory.queue);
   BoxLoader<T, D, Memory::kKeys> loader(call, warp, lane);
   Ring<Memory::kTiles> ring;
@@ -298,57 +317,59 @@ __device__ void chain_load(const PrefillCall& call, ChainMemory<D>& memory) {
   const Addresses at(memory);
   const auto bring_queries = [&](const AttendUnit& unit) {
     wait_barrier(at.q_empty(q_ring.stage), q_ring.parity ^ 1);
-    copy_queries<D, kChainBatch>(call, at.q(q_ring.stage), unit.block.row, unit.block.first, unit.block.rows,
-                                 unit.reader * work.heads(), work.heads(), warp, lane);
-    arrive_after_copies(at.q_full(q_ring.stage));
+    const uint32_t full = at.q_full(q_ring.stage);
+    if (!boxes_queries(call, unit)) {
+      copy_queries<D, kChainBatch>(call, at.q(q_ring.stage), unit.block.row, unit.block.first,
+                                   unit.block.rows, unit.reader * work.heads(), work.heads(), warp, lane);
+      arrive_after_copies(full);
+    } else if (warp == 0) {
+      if (leads) expect_bytes(full, kBlockRows * D * 2);
+      copy_box_by_one(at.q(q_ring.stage), &call.q_boxes.map, full, 0, unit.reader * work.heads(),
+                      unit.block.row + unit.block.first / work.heads(), 0, 0);
+      if (leads) arrive(full, kLoadWarps * 32);
+    }
+    __syncwarp();
     q_ring.next();
   };
   // The tile of V before the first, without contents.
   if (leads) arrive(at.full(ring.stage), kFullArrivals);
   ring.next();
-  int index = reader.wait();
-  bool announced = false;
+  // Written so that each part stands once in the code: what is left there seldom has to be fetched anew.
+  int index = -1;  // of the unit in work; none yet
   while (true) {
-    const AttendUnit& unit = memory.queue.units[index];
-    if (unit.reader < 0) break;
-    const int32_t blocks = unit_blocks<Memory::kKeys>(unit, work.heads());
+    const int32_t blocks = index < 0 ? 0 : memory.queue.units[index].blocks;
+    if (blocks > 0) loader.begin(memory.queue.units[index]);
     // By then the queries of the unit before are no longer read, if there are as many blocks.
     const int32_t last_begin = max(min(blocks - 4, 4), 0);
     int next = -1;
-    const auto announce = [&](const AttendUnit& other) {
-      const int32_t its_blocks = other.reader < 0 ? 0 : unit_blocks<Memory::kKeys>(other, work.heads());
-      announced = its_blocks > 0;
-      if (!announced) return;
-      bring_queries(other);
-      loader.announce(other, its_blocks);
-    };
-    const auto take_next = [&] {
+#pragma unroll 1
+    for (int32_t block = blocks - 1; block >= 0 || next < 0; --block) {
+      if (block >= 0) {
+        loader.look_ahead(block);
+#pragma unroll 1
+        for (int values = 0; values < 2; ++values) {
+          wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
+          loader.copy(block, values, at.tile(ring.stage), at.full(ring.stage));
+          ring.next();
+        }
+        loader.next();
+        // The next unit soon enough for its queries to arrive in time, but not sooner, or units would be
+        // drawn by those that are not done with theirs.
+        if (draws && block <= last_begin + 4) drawer.advance();
+        __syncwarp();
+      }
+      if (block > last_begin || next >= 0) continue;
       if (draws) drawer.finish();
       __syncwarp();
       next = reader.wait();
-      announce(memory.queue.units[next]);
-    };
-    if (!announced) announce(unit);
-    if (blocks > 0) loader.begin(work.kv_head(unit.reader), blocks - 1);
-#pragma unroll 1
-    for (int32_t block = blocks - 1; block >= 0; --block) {
-      loader.look_ahead(block);
-      wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
-      loader.copy_keys(block, at.tile(ring.stage), at.full(ring.stage));
-      ring.next();
-      wait_barrier(at.empty(ring.stage), ring.parity ^ 1);
-      loader.copy_values(block, at.tile(ring.stage), at.full(ring.stage));
-      ring.next();
-      loader.next();
-      // The next unit soon enough for its queries to arrive in time, but not sooner, or units would be drawn
-      // by those that are not done with theirs.
-      if (draws && block <= last_begin + 4) drawer.advance();
-      __syncwarp();
-      if (block == last_begin) take_next();
+      const AttendUnit& unit = memory.queue.units[next];
+      if (unit.blocks == 0) continue;
+      bring_queries(unit);
+      loader.announce(unit);
     }
-    if (blocks == 0) take_next();
-    reader.release(index);
+    if (index >= 0) reader.release(index);
     index = next;
+    if (memory.queue.units[index].reader < 0) break;
   }
   // The Q K^T that the last P V is issued with.
   if (!leads) return;

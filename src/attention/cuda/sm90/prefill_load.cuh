@@ -170,8 +170,11 @@ class BlockLoader {
   __device__ void begin(const KeyList& keys, int32_t block) {
     keys_ = keys;
     boxes_ = keys.list == nullptr && keys.own_begin == 0 && call_.box_rows != 0;
-    if (boxes_) return;
     first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + keys.batch) : 0;
+    if (boxes_) {
+      page_ = load_box_page(block);
+      return;
+    }
     position_ = resolve(load_entry(block), block);
     page_ = load_page(position_);
     next_entry_ = load_entry(block - 1);
@@ -182,9 +185,10 @@ class BlockLoader {
 
   /// Looks entries of the next block up while this one's are copied; once a block, before copy_keys.
   __device__ void look_ahead(int32_t block) {
-    if (is_boxed(block)) return;
-    if (boxes_) {  // the one partial block of a list that is otherwise boxed
-      first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + keys_.batch) : 0;
+    if (boxes_) {
+      next_page_ = load_box_page(block - 1);
+      if (is_boxed(block)) return;
+      // The one partial block of a list that is otherwise boxed.
       position_ = resolve(load_entry(block), block);
       page_ = load_page(position_);
       return;
@@ -268,6 +272,13 @@ class BlockLoader {
     return static_cast<uint32_t>(position_ - page_of(position_) * call_.params.page_size);
   }
 
+  // The first warp copies a tile's boxes, a lane each.
+  __device__ int32_t first_of_box(int32_t block) const { return block * kKeys + lane_ * call_.box_rows; }
+  /// Page of this lane's box.
+  __device__ uint32_t load_box_page(int32_t block) const {
+    const int32_t key = first_of_box(block);
+    return load_page(warp_ == 0 && block >= 0 && key < (block + 1) * kKeys && key < keys_.entries ? key : -1);
+  }
   __device__ void copy_boxes(int32_t block, uint32_t tile, uint64_t& full, const BoxMap& map) const {
     if (warp_ != 0) return;
     const AttentionParams& p = call_.params;
@@ -275,21 +286,12 @@ class BlockLoader {
       expect_bytes(full, kTileBytes);
       arrive(full, kFullArrivals);
     }
+    const int32_t key = first_of_box(block);
+    const int32_t token = p.page_table == nullptr ? first_token_ + key : key - page_of(key) * p.page_size;
     __syncwarp();
-    const int32_t rows = call_.box_rows;
-#pragma unroll 1
-    for (int32_t box = lane_; box < kKeys / rows; box += 32) {
-      const int32_t key = block * kKeys + box * rows;
-      int32_t token = key, page = 0;
-      if (p.page_table != nullptr) {
-        page = __ldg(p.page_table + keys_.batch * p.page_table_stride + page_of(key));
-        token = key - page_of(key) * p.page_size;
-      } else {
-        token += __ldg(p.cu_seqlens_kv + keys_.batch);
-      }
-      copy_box(tile + static_cast<uint32_t>(box * rows * D * 2), &map.map, shared_address(&full), 0, token,
-               keys_.kv_head * map.head_panels, 0, page);
-    }
+    if (lane_ < kKeys / call_.box_rows)
+      copy_box(tile + static_cast<uint32_t>(lane_ * call_.box_rows * D * 2), &map.map, shared_address(&full),
+               0, token, keys_.kv_head * map.head_panels, 0, page_);
     __syncwarp();
   }
 

@@ -90,54 +90,6 @@ __device__ int32_t running_sum(int32_t value, int32_t* warp_sums, int32_t* carry
   return before + value;
 }
 
-__global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ PrefillCall call) {
-  __shared__ int32_t warp_sums[kCountThreads / 32];
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const AttentionParams& p = call.params;
-  const int thread = static_cast<int>(threadIdx.x);
-  int32_t dense_before = 0, sparse_before = 0, tiles_before = 0;
-  const int32_t dense_most = static_cast<int32_t>(call.dense_capacity);
-  const int32_t sparse_most = static_cast<int32_t>(call.sparse_capacity);
-  const int32_t tiles_most = static_cast<int32_t>(call.tile_capacity);
-  uint32_t status = 0;
-  for (int32_t first = 0; first < p.batch; first += kCountThreads) {
-    const int32_t b = first + thread;
-    AlignedSequence s = {};
-    if (b < p.batch) {
-      s = load_sequence(call, b);
-      if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) status |= kStatusQueryClamped;
-      if (s.kv_len < p.seq_lens_kv[b]) status |= kStatusKvClamped;
-      if (s.stored_tiles < s.tiles) status |= kStatusTilesClamped;
-      bool clamped = false;
-      if (selects(p.role) && s.tiles > 0) load_budget(call, s, s.tiles - 1, &clamped);
-      if (clamped) status |= kStatusCapacityClamped;
-    }
-    const int32_t dense = running_sum(s.dense_blocks, warp_sums, &dense_before);
-    const int32_t sparse = running_sum(s.sparse_blocks, warp_sums, &sparse_before);
-    const int32_t tiles =
-        running_sum(selects(p.role) ? static_cast<int32_t>(s.stored_tiles) : 0, warp_sums, &tiles_before);
-    if (b >= p.batch) continue;
-    // Arrays that are not ascending could name more rows than there are.
-    call.dense_begin[b + 1] = min(dense, dense_most);
-    call.sparse_begin[b + 1] = min(sparse, sparse_most);
-    call.tile_begin[b + 1] = min(tiles, tiles_most);
-  }
-  for (int32_t i = thread; i < 2 + call.chunks; i += kCountThreads) call.counters[i] = 0;
-  for (int32_t i = thread; i < call.chunks; i += kCountThreads) call.chunk_keys[i] = 0;
-  if (thread == 0) {
-    call.dense_begin[0] = call.sparse_begin[0] = call.tile_begin[0] = 0;
-    PrefillTotals totals = {min(dense_before, dense_most), min(sparse_before, sparse_most),
-                            min(tiles_before, tiles_most), 0, 0};
-    if (selects(p.role))
-      for (int32_t set = 0; set < call.sets; ++set)
-        if (is_needed(p, set)) call.needed_sets[totals.needed_sets++] = set;
-    totals.chunk_tiles = call.chunk_tiles * call.sets / max(totals.needed_sets, 1);
-    *call.totals = totals;
-  }
-  if (p.status != nullptr && status != 0) atomicOr(p.status, status);
-}
-
 /// Entry x of the table of units that attend to all keys: a sequence's last rows, the longest, come first.
 __device__ RowBlock dense_block(const PrefillCall& call, int32_t x) {
   const AttentionParams& p = call.params;
@@ -213,14 +165,76 @@ __device__ TileEntry tile_entry(const PrefillCall& call, int32_t x) {
   return entry;
 }
 
+/// Every step-th entry of the tables of units, from `first` on.
+__device__ void fill_blocks(const PrefillCall& call, int32_t first, int32_t step) {
+  const int32_t dense = call.totals->dense_blocks, sparse = call.totals->sparse_blocks;
+  for (int32_t x = first; x < dense; x += step) call.dense_table[x] = dense_block(call, x);
+  for (int32_t x = first; x < sparse; x += step) call.sparse_table[x] = sparse_block(call, x);
+}
+
+/// Whether so little is to be filled in that the kernel that counts does it.
+__host__ __device__ bool fills_alone(const PrefillCall& call) {
+  return !selects(call.params.role) && call.dense_capacity + call.sparse_capacity <= 2 * kCountThreads;
+}
+
+__global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ PrefillCall call) {
+  __shared__ int32_t warp_sums[kCountThreads / 32];
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const AttentionParams& p = call.params;
+  const int thread = static_cast<int>(threadIdx.x);
+  int32_t dense_before = 0, sparse_before = 0, tiles_before = 0;
+  const int32_t dense_most = static_cast<int32_t>(call.dense_capacity);
+  const int32_t sparse_most = static_cast<int32_t>(call.sparse_capacity);
+  const int32_t tiles_most = static_cast<int32_t>(call.tile_capacity);
+  uint32_t status = 0;
+  for (int32_t first = 0; first < p.batch; first += kCountThreads) {
+    const int32_t b = first + thread;
+    AlignedSequence s = {};
+    if (b < p.batch) {
+      s = load_sequence(call, b);
+      if (s.q_len < int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b]) status |= kStatusQueryClamped;
+      if (s.kv_len < p.seq_lens_kv[b]) status |= kStatusKvClamped;
+      if (s.stored_tiles < s.tiles) status |= kStatusTilesClamped;
+      bool clamped = false;
+      if (selects(p.role) && s.tiles > 0) load_budget(call, s, s.tiles - 1, &clamped);
+      if (clamped) status |= kStatusCapacityClamped;
+    }
+    const int32_t dense = running_sum(s.dense_blocks, warp_sums, &dense_before);
+    const int32_t sparse = running_sum(s.sparse_blocks, warp_sums, &sparse_before);
+    const int32_t tiles =
+        running_sum(selects(p.role) ? static_cast<int32_t>(s.stored_tiles) : 0, warp_sums, &tiles_before);
+    if (b >= p.batch) continue;
+    // Arrays that are not ascending could name more rows than there are.
+    call.dense_begin[b + 1] = min(dense, dense_most);
+    call.sparse_begin[b + 1] = min(sparse, sparse_most);
+    call.tile_begin[b + 1] = min(tiles, tiles_most);
+  }
+  for (int32_t i = thread; i < 2 + call.chunks; i += kCountThreads) call.counters[i] = 0;
+  for (int32_t i = thread; i < call.chunks; i += kCountThreads) call.chunk_keys[i] = 0;
+  if (thread == 0) {
+    call.dense_begin[0] = call.sparse_begin[0] = call.tile_begin[0] = 0;
+    PrefillTotals totals = {min(dense_before, dense_most), min(sparse_before, sparse_most),
+                            min(tiles_before, tiles_most), 0, 0};
+    if (selects(p.role))
+      for (int32_t set = 0; set < call.sets; ++set)
+        if (is_needed(p, set)) call.needed_sets[totals.needed_sets++] = set;
+    totals.chunk_tiles = call.chunk_tiles * call.sets / max(totals.needed_sets, 1);
+    *call.totals = totals;
+  }
+  if (p.status != nullptr && status != 0) atomicOr(p.status, status);
+  if (!fills_alone(call)) return;
+  __syncthreads();
+  fill_blocks(call, thread, kCountThreads);
+}
+
 __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constant__ PrefillCall call) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const PrefillTotals totals = *call.totals;
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kFillThreads + static_cast<int32_t>(threadIdx.x);
   const int32_t step = static_cast<int32_t>(gridDim.x) * kFillThreads;
-  for (int32_t x = first; x < totals.dense_blocks; x += step) call.dense_table[x] = dense_block(call, x);
-  for (int32_t x = first; x < totals.sparse_blocks; x += step) call.sparse_table[x] = sparse_block(call, x);
+  fill_blocks(call, first, step);
   for (int32_t x = first; x < totals.tiles; x += step) {
     const TileEntry entry = tile_entry(call, x);
     call.tile_table[x] = entry;
@@ -239,6 +253,7 @@ void launch_prefill_schedule(const PrefillCall& call, cudaStream_t stream) {
   shape.blocks = 1;
   shape.threads = kCountThreads;
   launch("prefill_count", count_kernel, shape, stream, call);
+  if (fills_alone(call)) return;
   shape.blocks = 4 * multiprocessors("prefill_fill");
   shape.threads = kFillThreads;
   launch("prefill_fill", fill_kernel, shape, stream, call);

@@ -101,6 +101,31 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_
       : "memory");
 }
 
+/// The same, called by all lanes of a warp with the same arguments: one of them copies. The assembler knows
+/// then that only one does; of `lane == 0` it doesn't, and loops over all that might.
+__device__ inline void copy_box_by_one(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t x0,
+                                       int32_t x1, int32_t x2, int32_t x3, int32_t x4) {
+  asm volatile(
+      "{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\n@elected "
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2];\n}\n" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+
+/// The other way, from shared memory, also by one lane, to which wait_stored_boxes() belongs.
+__device__ inline void store_box_by_one(const CUtensorMap* map, uint32_t shared, int32_t x0, int32_t x1,
+                                        int32_t x2, int32_t x3, int32_t x4) {
+  asm volatile(
+      "{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\n@elected "
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n@elected "
+      "cp.async.bulk.commit_group;\n}\n" ::"l"(map),
+      "r"(shared), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+/// Until what the warp's stores of boxes read of shared memory may change.
+__device__ inline void wait_stored_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 /// Gives registers of the warpgroup back, or takes them, up to `count` a thread.
 template <int count>
 __device__ inline void release_registers() {
