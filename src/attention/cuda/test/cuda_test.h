@@ -22,6 +22,7 @@ void test_prefill_lengths();
 void test_prefill_budgets_and_owners();
 void test_prefill_values();
 void test_prefill_chunks_and_batches();
+void test_prefill_row_boxes();
 void test_prefill_partial_blocks();
 void test_prefill_many_without_keys();
 void test_prefill_long();

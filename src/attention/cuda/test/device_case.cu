@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "attention/cuda/cuda_attention.h"
@@ -40,6 +43,15 @@ AttentionParams common_params(const Case& c) {
   p.v_scale = c.v_scale;
   p.budget = c.budget;
   return p;
+}
+
+/// Rows with elements after each that are not numbers.
+std::vector<uint16_t> padded(const std::vector<uint16_t>& rows, int64_t count, int64_t stride) {
+  if (count == 0) return rows;
+  const size_t width = rows.size() / static_cast<size_t>(count);
+  std::vector<uint16_t> all(static_cast<size_t>(count * stride), 0xFFFF);
+  for (size_t i = 0; i < rows.size(); ++i) all[i / width * static_cast<size_t>(stride) + i % width] = rows[i];
+  return all;
 }
 
 int64_t longest(const std::vector<int32_t>& lengths) {
@@ -250,7 +262,9 @@ DeviceRun::DeviceRun(const Case& c, const HostData& data, const Placement& place
   p.max_tiles = static_cast<int32_t>(std::max<int64_t>(tiles_, 1)) + placement.slack;
   if (given != nullptr) p.capacity = given->capacity;
   const int64_t sets = sets_of(c);
-  q_ = DeviceBuffer::of(data.q);
+  p.q_row_stride += placement.row_padding;
+  p.out_row_stride += placement.row_padding;
+  q_ = DeviceBuffer::of(padded(data.q, total_q_, p.q_row_stride));
   if (q_.bytes() == 0) q_ = DeviceBuffer(16);
   out_ = DeviceBuffer(static_cast<size_t>(total_q_ * p.out_row_stride) * dtype_bytes(c.out_dtype) + 16);
   lse_ = DeviceBuffer(static_cast<size_t>(total_q_ * c.query_heads + 1) * 4);
@@ -301,14 +315,33 @@ void DeviceRun::launch(cudaStream_t stream) {
   cuda_attention(params_, workspace_.as<void>(), workspace_.bytes(), stream, spare_multiprocessors_);
 }
 
+/// The output without what lies after each row.
+template <class T>
+std::vector<T> DeviceRun::unpadded() const {
+  const auto row = static_cast<size_t>(params_.out_row_stride),
+             width = static_cast<size_t>(params_.query_heads) * static_cast<size_t>(params_.head_dim);
+  const std::vector<T> all = out_.download<T>(static_cast<size_t>(total_q_) * row);
+  std::vector<T> rows;
+  for (size_t i = 0; i < all.size(); ++i) {
+    // As it was allocated, all bits are set.
+    T untouched;
+    std::memset(&untouched, 0xFF, sizeof untouched);
+    if (i % row < width) {
+      rows.push_back(all[i]);
+    } else if (std::memcmp(&all[i], &untouched, sizeof untouched) != 0) {
+      throw std::runtime_error("written after row " + std::to_string(i / row) + " of the output");
+    }
+  }
+  return rows;
+}
+
 Outcome DeviceRun::results() const {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   Outcome o;
-  const auto elements = static_cast<size_t>(total_q_ * params_.out_row_stride);
   if (case_.out_dtype == DType::kF32) {
-    o.out = out_.download<float>(elements);
+    o.out = unpadded<float>();
   } else {
-    for (const uint16_t bits : out_.download<uint16_t>(elements))
+    for (const uint16_t bits : unpadded<uint16_t>())
       o.out.push_back(case_.out_dtype == DType::kBF16 ? to_float(BF16{bits}) : to_float(F16{bits}));
   }
   o.lse = lse_.download<float>(static_cast<size_t>(total_q_ * case_.query_heads));

@@ -43,8 +43,9 @@ struct Placement {
   int32_t page_size = 16;
   int64_t spare_pages = 3;  // pages of NaN, so that physical pages reach further
   uint64_t seed = 7;
-  int32_t slack = 0;            // added to every stated maximum and to capacity
-  int32_t more_keys = 0;        // added to the stated maximum of keys
+  int32_t slack = 0;        // added to every stated maximum and to capacity
+  int32_t more_keys = 0;    // added to the stated maximum of keys
+  int32_t row_padding = 0;  // elements after each row of q, and of the output, where nothing may be written
   int32_t multiprocessors = 0;  // that calls may use; 0: all; below 0: more are spared than there are
 };
 
@@ -80,6 +81,8 @@ class DeviceRun {
 
  private:
   void place_keys(const Case& c, const HostData& data, const Placement& placement);
+  template <class T>
+  std::vector<T> unpadded() const;
 
   Case case_;
   AttentionParams params_;

@@ -694,6 +694,7 @@ const Registered kTests[] = {
     {10, "prefill budgets and owners", test_prefill_budgets_and_owners, "all"},
     {10, "prefill values", test_prefill_values, "all"},
     {10, "prefill chunks and batches", test_prefill_chunks_and_batches, "all"},
+    {10, "prefill row boxes", test_prefill_row_boxes, "all"},
     {10, "prefill partial blocks", test_prefill_partial_blocks, "all"},
     {10, "prefill many without keys", test_prefill_many_without_keys, "all"},
     {10, "prefill long", test_prefill_long, "all"},

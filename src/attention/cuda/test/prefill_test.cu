@@ -269,6 +269,33 @@ void test_prefill_chunks_and_batches() {
   }
 }
 
+/// Whole units of 128 packed rows at a head dim of 128, whose queries and output go by boxes where eight rows
+/// are whole tokens and 16 bits wide, after units that are not whole.
+void test_prefill_row_boxes() {
+  struct Heads {
+    int32_t h, g;
+  };
+  int n = 0;
+  for (const Role role : kRoles)
+    for (const Heads heads :
+         {Heads{1, 1}, Heads{4, 2}, Heads{8, 2}, Heads{8, 1}, Heads{6, 2}, Heads{5, 1}, Heads{16, 1}}) {
+      Case c = prefill(role);
+      c.dtype = n % 2 == 0 ? DType::kBF16 : DType::kF16;
+      c.out_dtype = n % 5 == 0   ? DType::kF32
+                    : n % 3 == 0 ? (n % 2 == 0 ? DType::kF16 : DType::kBF16)  // not that of q
+                                 : c.dtype;
+      c.query_heads = heads.h;
+      c.kv_heads = heads.g;
+      c.q_lens = {140, 20, 130};
+      c.kv_lens = {140, 200, 300};
+      c.seed = 900 + static_cast<uint64_t>(n);
+      c.name = text("prefill row boxes, role %d, heads %d/%d, %s to %s", int(role), heads.h, heads.g,
+                    dtype_name(c.dtype), dtype_name(c.out_dtype));
+      run_case(c, Placement{.paged = n % 3 == 1, .row_padding = n % 4 == 3 ? 0 : 8 * (n % 4 + 1)});
+      ++n;
+    }
+}
+
 /// Units whose first block of keys is not whole, after others of several blocks, at a head dim of 128.
 void test_prefill_partial_blocks() {
   for (const Role role : kRoles) {
