@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
+#include "base/cuda/parts.h"
 
 namespace kascade::cuda {
 
@@ -43,12 +44,6 @@ struct SplitRule {
   int32_t most_grouped = INT32_MAX;  // splits of a list whose groups a warp may merge
   bool many_of_a_call = false;  // units may be several splits, or groups, as a call's splits part among warps
 };
-/// For a >= 0, b > 0.
-__host__ __device__ inline int32_t divide_up(int32_t a, int32_t b) {
-  return static_cast<int32_t>((static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) /
-                              static_cast<uint32_t>(b));
-}
-
 __host__ __device__ inline int32_t split_keys(const SplitRule& rule, int32_t length) {
   // No 64-bit division, which is long: the shift leaves 32 bits, as lists are at most 2048.
   const auto chunks = (static_cast<uint32_t>(length) + kChunkKeys - 1) / kChunkKeys;

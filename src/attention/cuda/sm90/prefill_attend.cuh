@@ -208,7 +208,7 @@ class AttendComputer {
         memory_(memory),
         work_{call, sparse},
         heads_(work_.heads()),
-        heads_reciprocal_(0xFFFFFFFFu / static_cast<uint32_t>(heads_) + 1),
+        division_(heads_),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -259,10 +259,7 @@ class AttendComputer {
   // Row of the block of the thread's first (half 0) or second row of sums.
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
   /// Tokens from the first row of the unit's block to its row i.
-  __device__ int32_t tokens_to(int i) const {
-    const auto n = static_cast<uint32_t>(first_head_ + i);  // small, so the product is exact
-    return static_cast<int32_t>(heads_ == 1 ? n : __umulhi(n, heads_reciprocal_));
-  }
+  __device__ int32_t tokens_to(int i) const { return division_.token_of(first_head_ + i); }
 
   __device__ void wait_keys() { wait_barrier(memory_.k_full[k_ring_.stage], k_ring_.parity); }
   __device__ void wait_values() { wait_barrier(memory_.v_full[v_ring_.stage], v_ring_.parity); }
@@ -517,7 +514,7 @@ class AttendComputer {
   AttendMemory<D>& memory_;
   const AttendWork work_;
   const int32_t heads_;
-  const uint32_t heads_reciprocal_;
+  const HeadDivision division_;
   const int group_, warp_, lane_;
   Ring<Shape::kStages> k_ring_, v_ring_;
   int32_t first_token_ = 0, first_head_ = 0;  // of the block's first row

@@ -26,7 +26,7 @@ class ChainComputer {
         memory_(memory),
         at_(memory),
         heads_(AttendWork{call, false}.heads()),
-        heads_inverse_(0xFFFFFFFFu / static_cast<uint32_t>(heads_)),
+        division_(heads_),
         group_(static_cast<int>(threadIdx.x) / 128 - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -152,14 +152,9 @@ class ChainComputer {
     unmasked_ = max(limit_of(unit, unit.block.first + group_ * 64 + warp_ * 16), 0) / kKeys;
   }
 
-  /// Token of packed row n of a unit's sequence.
-  __device__ int32_t token_of(int32_t n) const {
-    const auto token = static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), heads_inverse_));
-    return n - token * heads_ >= heads_ ? token + 1 : token;
-  }
   /// Keys that packed row n of a unit sees.
   __device__ int32_t limit_of(const AttendUnit& unit, int32_t n) const {
-    return unit.block.position + token_of(n) + 1;
+    return unit.block.position + division_.token_of(n) + 1;
   }
 
   // Row of the block of the thread's first (half 0) or second row of sums.
@@ -369,7 +364,7 @@ class ChainComputer {
         fence_async_proxy();
         __syncwarp();
         store_box_by_one(&call_.out_boxes.map, tile, 0, unit.reader * heads_,
-                         unit.row + token_of(unit.first + begin), 0, 0);
+                         unit.row + division_.token_of(unit.first + begin), 0, 0);
         storing_ = true;
       } else {
         __syncwarp();
@@ -434,7 +429,7 @@ class ChainComputer {
   /// Row i's row of q, and its query head.
   __device__ void locate(const PendingUnit& unit, int i, int64_t* row, int64_t* head) const {
     const int n = unit.first + i;
-    const int32_t token = token_of(n);
+    const int32_t token = division_.token_of(n);
     *row = unit.row + token;
     *head = unit.reader * heads_ + n - token * heads_;
   }
@@ -482,7 +477,7 @@ class ChainComputer {
   Memory& memory_;
   const Addresses<Memory> at_;
   const int heads_;
-  const uint32_t heads_inverse_;  // 2^32 over it, rounded down
+  const HeadDivision division_;
   const int group_, warp_, lane_;
   Ring<kTiles, 2> k_ring_, v_ring_;
   Ring<Memory::kQueries> q_ring_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/cuda/sm90/prefill_call.h"
+#include "base/cuda/parts.h"
 #include "base/cuda/ptx/barrier.cuh"
 #include "base/cuda/ptx/wgmma.cuh"
 #include "base/cuda/warp.cuh"
@@ -19,7 +20,22 @@ constexpr int kPrefillThreads = (kLoadWarps + kComputeWarps) * 32;
 // stored itself.
 constexpr uint32_t kFullArrivals = kLoadWarps * 32 + kLoadWarps;
 
-__device__ inline int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+/// Divides packed rows by the query heads that share keys, by a multiplication.
+class HeadDivision {
+ public:
+  __device__ explicit HeadDivision(int32_t heads)
+      : heads_(heads), inverse_(0xFFFFFFFFu / static_cast<uint32_t>(heads)) {}
+  /// Token of packed row n >= 0.
+  __device__ int32_t token_of(int32_t n) const {
+    // Rounded down twice, so it may be one too few.
+    const auto token = static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), inverse_));
+    return n - token * heads_ >= heads_ ? token + 1 : token;
+  }
+
+ private:
+  const int32_t heads_;
+  const uint32_t inverse_;  // 2^32 over it
+};
 
 // Tiles [rows, D] in shared memory are eight rows after eight rows, of these 64 columns after 64
 // columns, swizzled: so one box brings all columns of its keys.
