@@ -179,6 +179,7 @@ void encode_maps(PrefillCall& call) {
       encode_boxes(p, p.v, p.v_token_stride, p.v_head_stride, p.v_page_stride, rows, &call.v_boxes))
     call.box_rows = rows;
   encode_row_boxes(p, p.q_dtype, p.q, p.q_row_stride, p.q_head_stride, kBlockRows, &call.q_boxes);
+  encode_row_boxes(p, p.q_dtype, p.q, p.q_row_stride, p.q_head_stride, kGroupRows, &call.q_group_boxes);
   encode_row_boxes(p, p.out_dtype, p.out, p.out_row_stride, p.out_head_stride, kStoredRows, &call.out_boxes);
 }
 

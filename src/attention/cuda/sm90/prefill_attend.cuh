@@ -42,9 +42,7 @@ struct AttendUnit {
 template <int D>
 struct AttendMemory {
   using Shape = AttendShape<D>;
-  static constexpr bool kValues = true;
-  static constexpr int kQueryTiles = 1;
-  alignas(1024) unsigned char q[1][kBlockRows * D * 2];
+  alignas(1024) unsigned char q[kBlockRows * D * 2];
   alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
   alignas(1024) unsigned char v[Shape::kStages][Shape::kKeys * D * 2];
   alignas(16) uint32_t exists[Shape::kStages][4];
@@ -107,9 +105,9 @@ struct AttendWork {
 };
 
 /// Loads what the units of a launch need, until there are no more.
-template <class T, int D, class Memory>
-__device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse) {
-  using Shape = typename Memory::Shape;
+template <class T, int D>
+__device__ void attend_load(const PrefillCall& call, AttendMemory<D>& memory, bool sparse) {
+  using Shape = AttendShape<D>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const AttendWork work{call, sparse};
   int32_t* counter = call.counters + (sparse ? 1 : 0);
@@ -142,17 +140,12 @@ __device__ void attend_load(const PrefillCall& call, Memory& memory, bool sparse
       if (block == blocks - 1) {
         wait_barrier(memory.q_empty, q_parity);
         q_parity ^= 1;
-#pragma unroll
-        for (int i = 0; i < Memory::kQueryTiles; ++i)
-          copy_queries<D>(call, shared_address(memory.q[i]), unit.block.row,
-                          unit.block.first + i * kBlockRows, unit.block.rows - i * kBlockRows,
-                          unit.reader * work.heads(), work.heads(), warp, lane);
+        copy_queries<D>(call, shared_address(memory.q), unit.block.row, unit.block.first, unit.block.rows,
+                        unit.reader * work.heads(), work.heads(), warp, lane);
         arrive_after_copies(memory.q_full);
       }
-      if constexpr (Memory::kValues) {
-        wait_barrier(memory.v_empty[ring.stage], ring.parity ^ 1);
-        loader.copy_values(block, shared_address(memory.v[ring.stage]), memory.v_full[ring.stage]);
-      }
+      wait_barrier(memory.v_empty[ring.stage], ring.parity ^ 1);
+      loader.copy_values(block, shared_address(memory.v[ring.stage]), memory.v_full[ring.stage]);
       loader.next();
       ring.next();
       // The next unit, while there is work for some time.
@@ -288,7 +281,7 @@ class AttendComputer {
     const uint64_t k = row_descriptor<D>(key_tile);
     begin_products();
     const uint64_t q =
-        row_descriptor<D>(in_uniform_register(shared_address(memory_.q[0]) + group_ * 64 * D * 2));
+        row_descriptor<D>(in_uniform_register(shared_address(memory_.q) + group_ * 64 * D * 2));
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
       Product<T, kKeys>::shared(scores_, advance(q, step_bytes(step)), advance(k, step_bytes(step)),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/cuda/sm90/prefill_chain.cuh"
+#include "attention/cuda/sm90/prefill_pool.cuh"
 #include "attention/cuda/sm90/prefill_score.cuh"
 
 namespace kascade::cuda {

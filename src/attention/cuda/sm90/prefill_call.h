@@ -19,9 +19,11 @@ constexpr int kBlockRows = 128;
 /// Packed rows of a unit of the pass that only needs log-sum-exps: as many tiles of queries as registers
 /// allow.
 constexpr int32_t lse_rows(int32_t head_dim) { return head_dim == 256 ? kBlockRows : 2 * kBlockRows; }
+// Of these, of one warpgroup.
+constexpr int kGroupRows = 64;
 // Packed rows whose output one warp stores.
 constexpr int kStoredRows = 16;
-// Keys of one range of the pooled-weight pass.
+// Keys of one range of the pooled-weight pass; a quarter of them where there would be few units.
 constexpr int32_t kRangeKeys = 16384;
 // Bins of the histogram of pooled weights: 32 to an octave from 2^-57 up, the first for all that is less.
 constexpr int kWeightBins = 2048;
@@ -110,8 +112,9 @@ struct PrefillCall {
 
   int32_t box_rows = 0;  // keys of a box; 0 where boxes cannot be used
   BoxMap k_boxes, v_boxes;
-  RowBoxes q_boxes;    // of kBlockRows
-  RowBoxes out_boxes;  // of kStoredRows
+  RowBoxes q_boxes;        // of kBlockRows
+  RowBoxes q_group_boxes;  // of kGroupRows
+  RowBoxes out_boxes;      // of kStoredRows
 
   // Strides of tokens and pages, and of rows and heads of q, in units of bytes: StrideUnits of common/host.h
   // says how far 32 bits reach.

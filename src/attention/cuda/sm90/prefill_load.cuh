@@ -132,12 +132,19 @@ class UnitReader {
   __device__ explicit UnitReader(UnitQueue<Unit>& queue) : queue_(queue) {}
   /// The next unit; all lanes of a warp call it together.
   __device__ Unit next() {
+    const Unit unit = wait();
+    release();
+    return unit;
+  }
+  /// The same; it stays where it is until release().
+  __device__ const Unit& wait() {
     wait_barrier(queue_.full[ring_.stage], ring_.parity);
-    const Unit unit = queue_.units[ring_.stage];
+    return queue_.units[ring_.stage];
+  }
+  __device__ void release() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(queue_.empty[ring_.stage]);
     ring_.next();
-    return unit;
   }
 
  private:
@@ -155,6 +162,18 @@ class UnitWriter {
     arrive(queue_.full[ring_.stage]);
     ring_.next();
   }
+  /// The same by all loading warps, of which one makes the unit, all its lanes the same; so no branch but for
+  /// that is between what a warp does before and after.
+  template <class Make>
+  __device__ void put_by(bool makes, const Make& make) {
+    wait_barrier(queue_.empty[ring_.stage], ring_.parity ^ 1);
+    if (makes) {
+      queue_.units[ring_.stage] = make();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) arrive(queue_.full[ring_.stage]);
+    }
+    ring_.next();
+  }
 
  private:
   UnitQueue<Unit>& queue_;
@@ -170,8 +189,7 @@ struct KeyList {
   int32_t batch = 0, kv_head = 0;
 };
 
-/// Fetches blocks of kKeys entries of a KeyList from last to first into tiles of K, and of V when it is
-/// given.
+/// Fetches blocks of kKeys entries of a KeyList from last to first into tiles of K and V.
 template <class T, int D, int kKeys>
 class BlockLoader {
   static constexpr int kRows = kKeys / kLoadWarps;
@@ -324,17 +342,18 @@ class BlockLoader {
   Entry next_entry_, after_next_;
 };
 
-/// Copies packed rows [first, first + rows) of a unit to a tile [kBlockRows, D]; other rows become zeros.
+/// Copies packed rows [first, first + rows) of a unit to a tile [tile_rows, D]; other rows become zeros.
 /// heads: query heads that share the keys, from head_begin on.
-template <int D, int batch = kRowBatch<D>>
+template <int D, int batch = kRowBatch<D>, int tile_rows = kBlockRows>
 __device__ inline void copy_queries(const PrefillCall& call, uint32_t tile, int32_t row, int32_t first,
                                     int32_t rows, int32_t head_begin, int32_t heads, int warp, int lane) {
-  const int32_t i = warp * 32 + lane, n = first + i;
-  const bool exists = i < rows;
+  constexpr int kRows = tile_rows / kLoadWarps;  // a lane looks up at most one
+  const int32_t i = warp * kRows + lane, n = first + i;
+  const bool exists = lane < kRows && i < rows;
   const uint32_t offset = exists ? static_cast<uint32_t>(row + n / heads) * call.q_row_units +
                                        static_cast<uint32_t>(head_begin + n % heads) * call.q_head_units
                                  : 0;
-  copy_rows<kBlockRows, D, batch>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
+  copy_rows<tile_rows, D, batch>(tile, call.params.q, offset, call.q_unit, exists, warp, lane);
 }
 
 }  // namespace kascade::cuda

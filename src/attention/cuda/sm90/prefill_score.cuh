@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two passes over all keys that read K alone: log-sum-exp of every query row, and pooled weights of a
-// chunk of tiles. A tile of K meets two tiles of queries, so that it is fetched half as often; each computing
-// warpgroup has a product of scores being multiplied while another is exponentiated.
+// What the two passes over all keys that read K alone share, and the one that makes the log-sum-exp of every
+// query row; prefill_pool.cuh is the other. A tile of K meets two tiles of queries, so that it is fetched
+// half as often; each computing warpgroup has a product of scores being multiplied while another is
+// exponentiated.
 #pragma once
 
 #include <cstddef>
 
 #include "attention/cuda/sm90/prefill_attend.cuh"
-#include "attention/cuda/sm90/prefill_weights.cuh"
 
 namespace kascade::cuda {
 
@@ -29,17 +29,18 @@ struct ScoreShape {
   static_assert(kPoolLoadRegisters + kGroups * kPoolComputeRegisters == (1 + kGroups) * kLaunchRegisters);
 };
 
-template <int D, class Unit>
+/// slices: parts of the queries, each freed by the computing warps that read it and filled by one loading
+/// warp.
+template <int D, class UnitType, int slices>
 struct ScoreMemory {
   using Shape = ScoreShape<D>;
-  static constexpr bool kValues = false;
-  static constexpr int kQueryTiles = Shape::kParts;
+  using Unit = UnitType;
+  static constexpr int kSlices = slices;
   alignas(1024) unsigned char q[Shape::kParts][kBlockRows * D * 2];
   alignas(1024) unsigned char k[Shape::kStages][Shape::kKeys * D * 2];
-  alignas(16) uint32_t exists[Shape::kStages][4];
   UnitQueue<Unit> queue;
   uint64_t k_full[Shape::kStages], k_empty[Shape::kStages];
-  uint64_t q_full, q_empty;
+  uint64_t q_full[slices], q_empty[slices];
 
   __device__ void init() {
     queue.init(4 * Shape::kGroups);
@@ -47,11 +48,166 @@ struct ScoreMemory {
       init_barrier(k_full[i], kFullArrivals);
       init_barrier(k_empty[i], 4 * Shape::kGroups);
     }
-    init_barrier(q_full, kLoadWarps * 32);
-    init_barrier(q_empty, 4 * Shape::kGroups);
+    for (int i = 0; i < slices; ++i) {
+      init_barrier(q_full[i], 32);
+      init_barrier(q_empty[i], 4 * Shape::kGroups / slices);
+    }
     fence_barriers();
   }
 };
+
+// The next unit is drawn when this many blocks of keys of one are still to be loaded: soon enough to be known
+// in time, and as late as that, or units would wait for those that are not done with theirs.
+constexpr int32_t kBlocksLeft = 4;
+
+// Copies of a loading warp that are made ready together, as its few registers allow.
+constexpr int kPieces = 4;
+
+/// The lane, for what is rarely done: else addresses for it would be kept in registers all the time.
+__device__ inline int kept_lane(int lane) { return static_cast<int>(kept(static_cast<uint32_t>(lane))); }
+
+/// Fetches blocks of kKeys keys of a sequence from last to first, in boxes that are dealt out to the loading
+/// warps; piecewise where boxes cannot be used, and a last block that is not whole, with zeros after it.
+template <class T, int D, int kKeys>
+class KeyLoader {
+  static constexpr int kRows = kKeys / kLoadWarps;
+  static constexpr int kFirst = 2;  // boxes of a warp whose pages are at hand when their tile is free
+
+ public:
+  __device__ KeyLoader(const PrefillCall& call, int warp, int lane) : call_(call), warp_(warp), lane_(lane) {
+    if (call.box_rows == 0) return;
+    const int boxes = kKeys / call.box_rows;
+    issuers_ = min(boxes, kLoadWarps);
+    own_boxes_ = warp < issuers_ ? boxes / issuers_ : 0;
+  }
+
+  /// Starts on blocks block, block - 1, ... of a sequence of so many keys.
+  __device__ void begin(int32_t keys, int32_t batch, int32_t kv_head, int32_t block) {
+    keys_ = keys;
+    batch_ = batch;
+    kv_head_ = kv_head;
+    first_token_ = call_.params.page_table == nullptr ? __ldg(call_.params.cu_seqlens_kv + batch) : 0;
+    take(load_page(block));
+  }
+
+  /// Looks pages of the next block up while this one is copied; once a block, before copy.
+  __device__ void look_ahead(int32_t block) { next_page_ = load_page(block - 1); }
+
+  __device__ void copy(int32_t block, uint32_t tile, uint32_t full) const {
+    if (is_boxed(block)) return copy_boxes(block, tile, full);
+    const int lane = kept_lane(lane_);
+    const int32_t key = block * kKeys + warp_ * kRows + lane;
+    const bool exists = key < keys_;
+    const uint32_t offset =
+        exists ? page_ * call_.k_page_units + static_cast<uint32_t>(token_of(key)) * call_.k_token_units : 0;
+    copy_rows<kKeys, D, kPieces>(
+        tile, static_cast<const T*>(call_.params.k) + kv_head_ * call_.params.k_head_stride, offset,
+        call_.kv_unit, exists, warp_, lane);
+    arrive_after_copies(full);
+    if (lane == 0) arrive(full);
+  }
+
+  /// On to the block before.
+  __device__ void next() { take(next_page_); }
+
+ private:
+  static_assert(kRows == 32, "a lane looks up one key");
+
+  __device__ bool is_boxed(int32_t block) const {
+    return call_.box_rows != 0 && (block + 1) * kKeys <= keys_;
+  }
+  __device__ int32_t page_of(int32_t key) const {
+    return call_.page_shift >= 0 ? key >> call_.page_shift : key / call_.params.page_size;
+  }
+  /// Where a key lies in its page, or among all keys that are packed.
+  __device__ int32_t token_of(int32_t key) const {
+    return call_.params.page_table == nullptr ? first_token_ + key
+                                              : key - page_of(key) * call_.params.page_size;
+  }
+  // A tile's boxes are dealt out to the warps in turn; first key of a warp's i-th:
+  __device__ int32_t box_key(int32_t block, int i) const {
+    return block * kKeys + (warp_ + i * issuers_) * call_.box_rows;
+  }
+  /// Page of this lane's box or key of a block.
+  __device__ uint32_t load_page(int32_t block) const {
+    const AttentionParams& p = call_.params;
+    if (p.page_table == nullptr) return 0;
+    const bool boxed = is_boxed(block);
+    const int32_t key = boxed ? box_key(block, lane_) : block * kKeys + warp_ * kRows + lane_;
+    const bool wanted = block >= 0 && key < keys_ && (!boxed || lane_ < own_boxes_);
+    return static_cast<uint32_t>(
+        load_if(wanted, p.page_table + batch_ * p.page_table_stride + page_of(max(key, 0)), 0));
+  }
+  __device__ void take(uint32_t page) {
+    page_ = page;
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i) first_pages_[i] = __shfl_sync(kFullWarp, page, i);
+  }
+  __device__ void copy_boxes(int32_t block, uint32_t tile, uint32_t full) const {
+    const int32_t rows = call_.box_rows;
+    if (lane_ == 0) {
+      if (own_boxes_ > 0) expect_bytes(full, static_cast<uint32_t>(own_boxes_ * rows * D * 2));
+      arrive(full, kFullArrivals / kLoadWarps);
+    }
+    const auto copy = [&](int i, uint32_t page) {
+      const int32_t key = box_key(block, i);
+      copy_box_by_one(tile + static_cast<uint32_t>((key - block * kKeys) * D * 2), &call_.k_boxes.map, full,
+                      0, token_of(key), kv_head_ * call_.k_boxes.head_panels, 0, static_cast<int32_t>(page));
+    };
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i)
+      if (i < own_boxes_) copy(i, first_pages_[i]);
+#pragma unroll 1
+    for (int i = kFirst; i < own_boxes_; ++i) copy(i, __shfl_sync(kFullWarp, page_, i));
+  }
+
+  const PrefillCall& call_;
+  const int warp_, lane_;
+  int issuers_ = 1, own_boxes_ = 0;  // warps that share a tile's boxes, and how many each copies
+  int32_t keys_ = 0, batch_ = 0, kv_head_ = 0, first_token_ = 0;
+  uint32_t page_ = 0, next_page_ = 0;  // of this lane's box or key of the block, and of the one before
+  uint32_t first_pages_[kFirst];       // of the warp's first boxes of the block
+};
+
+/// The slice of the queries that a loading warp fills, if there are as many: not by those with K's boxes, if
+/// these are few. No other warp waits for it to be free, or one that is late could take a phase of its
+/// barrier for another.
+__device__ inline int own_slice(int warp) { return (warp + 2) % kLoadWarps; }
+
+/// A loading warp by itself copies rows to a slice of queries, as copy_queries of all four.
+template <int D, int batch, int slice_rows>
+__device__ void copy_slice(const PrefillCall& call, uint32_t slice, int32_t row, int32_t first, int32_t rows,
+                           int32_t head_begin, int32_t heads, int lane) {
+#pragma unroll 1
+  for (int i = 0; i < kLoadWarps; ++i)
+    copy_queries<D, batch, slice_rows>(call, slice, row, first, rows, head_begin, heads, i, lane);
+}
+
+// Keys of K that stay in the L2 cache beside all else.
+constexpr int64_t kTurnKeys = 32768;
+
+/// How many of so many heads' units come in turn: the more of them there are, the more even is the end, but
+/// keys of these heads should stay in the cache.
+__device__ inline int32_t heads_in_turn(int32_t heads, int64_t keys) {
+  int32_t at_once = 1;
+  while (2 * at_once <= heads && heads % (2 * at_once) == 0 && 2 * at_once * keys <= kTurnKeys) at_once *= 2;
+  return at_once;
+}
+/// Index of the unit that comes index-th then, where units are counted head after head, `units` each.
+__device__ inline int32_t in_turn(int32_t index, int32_t at_once, int32_t units) {
+  const int32_t x = index / at_once;
+  return (x / max(units, 1) * at_once + index % at_once) * units + x % max(units, 1);
+}
+
+/// x, which is not negative and the same in all lanes, as what the compiler knows to be so: branches by it do
+/// not part the warp then. After one that may, it would use no uniform register in the loop around it.
+__device__ inline int32_t same_in_all(int32_t x) {
+  return static_cast<int32_t>(in_uniform_register(static_cast<uint32_t>(x)));
+}
+/// The next number of a counter, in all lanes of a warp.
+__device__ inline int32_t draw_number(int32_t* counter, int lane) {
+  return same_in_all(lane == 0 ? atomicAdd(counter, 1) : 0);
+}
 
 /// What both computers share: the ring of K and the order of products.
 template <class Self, class Memory>
@@ -63,7 +219,7 @@ class ScoreComputer {
       : call_(call),
         memory_(memory),
         base_(kept(shared_address(&memory))),
-        group_(static_cast<int>(threadIdx.x) / 128 - 1),
+        group_(static_cast<int>(in_uniform_register(threadIdx.x / 128)) - 1),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
@@ -71,10 +227,18 @@ class ScoreComputer {
     __syncwarp();
     if (lane_ == 0) arrive(empty);
   }
+  /// Waits until a slice of the queries is filled; boxed: by a box.
+  __device__ void wait_queries(int slice, bool boxed) {
+    wait_barrier(base_ + at(offsetof(Memory, q_full)) + at(8 * slice), q_parity_);
+    q_parity_ ^= 1;
+    if (!boxed) fence_async_proxy();
+  }
 
-  /// Self::add for blocks last, last - 1, ..., first: one warpgroup multiplies while others exponentiate.
+  /// Self::add for blocks last, last - 1, ..., first: one warpgroup multiplies while others exponentiate. The
+  /// slice of queries is free when the last product is done.
   /// queries, keys: where the warpgroup's rows begin in shared memory, and in a tile of K.
-  __device__ void run_blocks(uint32_t queries, uint32_t keys, int32_t last, int32_t first) {
+  __device__ void run_blocks(int slice, uint32_t queries, uint32_t keys, int32_t last, int32_t first) {
+    const uint32_t q_empty = base_ + at(offsetof(Memory, q_empty)) + at(8 * slice);
     const uint32_t q = in_uniform_register(queries);
 #pragma unroll 1
     for (int32_t block = last; block >= first; --block) {
@@ -94,7 +258,10 @@ class ScoreComputer {
       wait_products<0>();
       pin(scores_);
       __syncwarp();
-      if (lane_ == 0) arrive(empty);
+      if (lane_ == 0) {
+        arrive(empty);
+        if (block == first) arrive(q_empty);
+      }
       self().add(scores_, block);
     }
     self().settle();
@@ -122,12 +289,95 @@ class ScoreComputer {
 
   // Of the next tile of K.
   uint32_t stage_ = 0, parity_ = 0;
+  uint32_t q_parity_ = 0;
   float scores_[64];
 };
 
+/// A warpgroup's rows are a slice of the queries.
+template <int D>
+using LseMemory = ScoreMemory<D, AttendUnit, ScoreShape<D>::kGroups>;
+
+/// Whether a box brings a warpgroup's queries, of which there are so many rows; else threads copy them.
+__device__ inline bool boxes_group(const PrefillCall& call, int32_t rows) {
+  return call.q_group_boxes.usable && rows >= kGroupRows;
+}
+
+/// The next unit, for all lanes of a warp.
+__device__ inline AttendUnit draw_lse_unit(const PrefillCall& call, int32_t heads, int lane) {
+  const int32_t blocks = same_in_all(call.totals->dense_blocks);
+  const int32_t index =
+      in_turn(draw_number(call.counters, lane), heads_in_turn(heads, call.maxima.kv_len), blocks);
+  AttendUnit unit = {};
+  unit.reader = -1;
+  if (blocks == 0 || index / blocks >= heads) return unit;
+  unit.reader = index / blocks;
+  unit.block = call.dense_table[index % blocks];
+  return unit;
+}
+
 template <class T, int D>
-class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, AttendUnit>> {
-  using Memory = ScoreMemory<D, AttendUnit>;
+__device__ void lse_load(const PrefillCall& call, LseMemory<D>& memory) {
+  using Memory = LseMemory<D>;
+  using Shape = typename Memory::Shape;
+  constexpr int kKeys = Shape::kKeys;
+  constexpr int kBatch = D == 64 ? 4 : kRowBatch<D>;
+  constexpr uint32_t kSliceBytes = kGroupRows * D * 2;
+  const int warp = static_cast<int>(in_uniform_register(threadIdx.x / 32)),
+            lane = static_cast<int>(threadIdx.x) % 32;
+  const AttendWork work{call, false};
+  UnitWriter<AttendUnit> writer(memory.queue);
+  UnitReader<AttendUnit> reader(memory.queue);
+  const auto draw = [&] {
+    writer.put_by(warp == kLoadWarps - 1, [&] { return draw_lse_unit(call, work.readers(), lane); });
+  };
+  draw();
+  KeyLoader<T, D, kKeys> loader(call, warp, lane);
+  Ring<Shape::kStages> ring;
+  uint32_t q_parity = 1;
+  while (true) {
+    const AttendUnit unit = reader.next();
+    if (unit.reader < 0) break;
+    const int32_t last = unit_blocks<kKeys>(unit, work.heads()) - 1;
+    if (last < 0) {
+      draw();
+      continue;
+    }
+    loader.begin(unit.block.keys, unit.block.batch, unit.reader, last);
+#pragma unroll 1
+    for (int32_t block = last; block >= 0; --block) {
+      loader.look_ahead(block);
+      wait_barrier(memory.k_empty[ring.stage], ring.parity ^ 1);
+      loader.copy(block, shared_address(memory.k[ring.stage]), shared_address(&memory.k_full[ring.stage]));
+      loader.next();
+      ring.next();
+      // By then the slowest warpgroup is at the last block of the unit before.
+      if (block == max(last - (Shape::kStages - 2), 0)) {
+        if (const int own = own_slice(warp); own < Memory::kSlices) {
+          const int32_t begin = unit.block.first + own * kGroupRows,
+                        rows = unit.block.rows - own * kGroupRows;
+          const uint32_t slice = shared_address(memory.q[0]) + static_cast<uint32_t>(own) * kSliceBytes;
+          const uint32_t full = shared_address(&memory.q_full[own]);
+          wait_barrier(memory.q_empty[own], q_parity);
+          if (boxes_group(call, rows)) {
+            if (lane == 0) expect_bytes(full, kSliceBytes);
+            copy_box_by_one(slice, &call.q_group_boxes.map, full, 0, unit.reader * work.heads(),
+                            unit.block.row + begin / work.heads(), 0, 0);
+          } else {
+            copy_slice<D, kBatch, kGroupRows>(call, slice, unit.block.row, begin, rows,
+                                              unit.reader * work.heads(), work.heads(), kept_lane(lane));
+          }
+          arrive_after_copies(full);
+        }
+        q_parity ^= 1;
+      }
+      if (block == min(kBlocksLeft, last)) draw();
+    }
+  }
+}
+
+template <class T, int D>
+class LseComputer : public ScoreComputer<LseComputer<T, D>, LseMemory<D>> {
+  using Memory = LseMemory<D>;
   using Base = ScoreComputer<LseComputer<T, D>, Memory>;
   friend Base;
   using Base::call_;
@@ -138,38 +388,43 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
   static constexpr int kKeys = Memory::Shape::kKeys;
 
  public:
-  __device__ LseComputer(const PrefillCall& call, Memory& memory) : Base(call, memory) {}
+  __device__ LseComputer(const PrefillCall& call, Memory& memory)
+      : Base(call, memory), heads_(call.params.query_heads / call.params.kv_heads), division_(heads_) {}
 
   __device__ void run() {
-    const int32_t heads = call_.params.query_heads / call_.params.kv_heads;
     UnitReader<AttendUnit> reader(memory_.queue);
-    uint32_t q_parity = 0;
-    while (true) {
-      const AttendUnit unit = reader.next();
-      if (unit.reader < 0) break;
-      const int32_t blocks = unit_blocks<kKeys>(unit, heads);
+    AttendUnit unit = reader.next();
+    while (unit.reader >= 0) {
+      const int32_t first_token = unit.block.first / heads_;
+      first_head_ = unit.block.first - first_token * heads_;
+      const int32_t limit = unit.block.position + first_token + 1;
+      const int32_t blocks =
+          unit.block.rows <= 0 ? 0 : divide_up(max(limit + tokens_to(unit.block.rows - 1), 0), kKeys);
       this->boxed_ = call_.box_rows == 0 ? 0 : unit.block.keys / kKeys;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        limit_[half] = row_limit(unit, unit.block.first + row_of(half), heads);
+        limit_[half] = limit + tokens_to(row_of(half));
         reference_[half] = -FLT_MAX;
         sum_[half] = 0;
       }
-      unmasked_ = max(row_limit(unit, unit.block.first + group_ * 64 + warp_ * 16, heads), 0) / kKeys;
+      unmasked_ = max(limit + tokens_to(group_ * 64 + warp_ * 16), 0) / kKeys;
       if (blocks > 0) {
-        wait_barrier(memory_.q_full, q_parity);
-        q_parity ^= 1;
-        fence_async_proxy();
-        this->run_blocks(this->query_tile(group_ / 2) + static_cast<uint32_t>(group_ % 2 * 64 * D * 2), 0,
+        this->wait_queries(group_, boxes_group(call_, unit.block.rows - group_ * kGroupRows));
+        this->run_blocks(group_,
+                         this->query_tile(group_ / 2) + static_cast<uint32_t>(group_ % 2 * 64 * D * 2), 0,
                          blocks - 1, 0);
-        this->release(memory_.q_empty);
       }
-      store(unit, heads);
+      // What the next unit takes arrives meanwhile.
+      const AttendUnit next = reader.next();
+      store(unit, first_token);
+      unit = next;
     }
   }
 
  private:
   __device__ int row_of(int half) const { return group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4; }
+  /// Tokens from the first row of the unit to its row i.
+  __device__ int32_t tokens_to(int i) const { return division_.token_of(first_head_ + i); }
 
   __device__ void multiply(float (&scores)[64], uint32_t queries, uint32_t keys) {
     const uint64_t q = row_descriptor<D>(queries), k = row_descriptor<D>(keys);
@@ -238,21 +493,27 @@ class LseComputer : public ScoreComputer<LseComputer<T, D>, ScoreMemory<D, Atten
     sum_[1] += sums[1];
   }
 
-  __device__ void store(const AttendUnit& unit, int32_t heads) {
+  /// first_token: of the unit's first row.
+  __device__ void store(const AttendUnit& unit, int32_t first_token) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = sum_[half];
       total += __shfl_xor_sync(kFullWarp, total, 1);
       total += __shfl_xor_sync(kFullWarp, total, 2);
-      const int i = row_of(half), n = unit.block.first + i;
+      const int i = row_of(half);
       if (i >= unit.block.rows || (lane_ & 3) != 0) continue;
-      const int64_t row = unit.block.row + n / heads, head = unit.reader * heads + n % heads;
+      const int32_t tokens = tokens_to(i);
+      const int64_t row = unit.block.row + first_token + tokens,
+                    head = unit.reader * heads_ + first_head_ + i - tokens * heads_;
       call_.lse[row * call_.params.query_heads + head] =
           total == 0 ? -INFINITY : reference_[half] + log2f(total);
     }
   }
 
-  int32_t unmasked_ = 0;  // blocks before this one are seen whole by every row of the warp
+  const int32_t heads_;
+  const HeadDivision division_;
+  int32_t first_head_ = 0;  // of the unit's first row, among those of a KV head
+  int32_t unmasked_ = 0;    // blocks before this one are seen whole by every row of the warp
   int32_t limit_[2] = {};
   float reference_[2] = {}, sum_[2] = {};
 };
@@ -261,352 +522,17 @@ template <class T, int D>
 __global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
     prefill_lse_kernel(const __grid_constant__ PrefillCall call) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto& memory = *reinterpret_cast<ScoreMemory<D, AttendUnit>*>(shared);
+  auto& memory = *reinterpret_cast<LseMemory<D>*>(shared);
   if (threadIdx.x == 0) memory.init();
   __syncthreads();
   wait_for_previous_kernel();
   allow_next_kernel();
   if (threadIdx.x < kLoadWarps * 32) {
     release_registers<ScoreShape<D>::kLseLoadRegisters>();
-    attend_load<T, D>(call, memory, false);
+    lse_load<T, D>(call, memory);
   } else {
     take_registers<ScoreShape<D>::kLseComputeRegisters>();
     LseComputer<T, D>(call, memory).run();
-  }
-}
-
-/// Counts one more at an address in shared memory.
-__device__ inline void count_shared(uint32_t address) {
-  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
-}
-
-/// One tile of a unit of pooling.
-struct PoolTile {
-  int32_t place;  // of its weights and histogram for the unit's set
-  int32_t row, rows;
-  int32_t end_key;              // weights of keys before it are wanted; 0 for none
-  int32_t sinks, recent_begin;  // ranked keys lie between
-};
-
-/// A range of keys of one or two neighbouring tiles and a set; first_key is a multiple of kRangeKeys.
-struct PoolUnit {
-  int32_t set;  // -1: no more units
-  int32_t batch, keys;
-  int32_t first_key, end_key;
-  PoolTile tiles[2];
-};
-
-/// Query rows that a unit pools: of each KV head from kv_head_begin on, of `heads` query heads.
-struct PoolRows {
-  int32_t kv_head_begin, kv_head_end;
-  int32_t head_begin, heads;  // query heads of the first KV head, and of each
-
-  __device__ PoolRows(const PrefillCall& call, int32_t set) {
-    const AttentionParams& p = call.params;
-    const int32_t group = p.query_heads / p.kv_heads;
-    kv_head_begin = p.set_owner == SetOwner::kAllHeads    ? 0
-                    : p.set_owner == SetOwner::kQueryHead ? set / group
-                                                          : set;
-    kv_head_end = p.set_owner == SetOwner::kAllHeads ? p.kv_heads : kv_head_begin + 1;
-    head_begin = p.set_owner == SetOwner::kQueryHead ? set : kv_head_begin * group;
-    heads = p.set_owner == SetOwner::kQueryHead ? 1 : group;
-  }
-};
-
-/// Packed rows from `begin` on of one of the unit's tiles.
-struct PoolPart {
-  const PoolTile& tile;
-  int32_t rows;
-
-  __device__ PoolPart(const PoolUnit& unit, const PoolRows& rows_of_set, int32_t begin, int part)
-      : tile(unit.tiles[part]), rows(max(tile.rows * rows_of_set.heads - begin, 0)) {}
-};
-/// Packed rows of the unit's larger tile.
-__device__ inline int32_t pooled_rows(const PoolUnit& unit, const PoolRows& rows) {
-  return max(unit.tiles[0].rows, unit.tiles[1].rows) * rows.heads;
-}
-
-__device__ inline PoolTile pool_tile(const PrefillCall& call, const TileEntry& entry, int32_t place,
-                                     int32_t first_key) {
-  PoolTile tile;
-  tile.place = place;
-  tile.row = entry.row;
-  tile.rows = entry.rows;
-  tile.sinks = entry.sinks;
-  tile.recent_begin = entry.recent_begin;
-  tile.end_key = min(first_key + kRangeKeys, entry.candidates);
-  // Nothing is ranked when none or all of the keys between are members.
-  const bool ranks = entry.ranked != 0 && entry.ranked != entry.recent_begin - entry.sinks;
-  if ((!ranks && call.params.pooled_weights == nullptr) || tile.end_key <= first_key) tile.end_key = 0;
-  return tile;
-}
-
-/// The next unit of a chunk that has keys: all tiles on one range of one head's keys before the next range.
-template <int parts>
-__device__ inline PoolUnit draw_pool_unit(const PrefillCall& call, int32_t chunk) {
-  const PrefillTotals& totals = *call.totals;
-  const int32_t tiles = min(totals.tiles - chunk * totals.chunk_tiles, totals.chunk_tiles);
-  const int32_t ranges = divide_up(call.chunk_keys[chunk], kRangeKeys);
-  const TileEntry* table = call.tile_table + chunk * totals.chunk_tiles;
-  PoolUnit unit = {};
-  unit.set = -1;
-  while (tiles > 0) {
-    const int32_t index = atomicAdd(call.counters + 2 + chunk, 1);
-    const int32_t needed = index / tiles / max(ranges, 1);
-    if (ranges == 0 || needed >= totals.needed_sets) break;
-    // The longest first, so that the end is even.
-    const int32_t set = call.needed_sets[needed], slot = tiles - 1 - index % tiles;
-    const TileEntry entry = table[slot];
-    // The second of a pair comes with the first.
-    if (parts == 2 && slot % 2 == 1 && table[slot - 1].batch == entry.batch) continue;
-    unit.batch = entry.batch;
-    unit.keys = entry.keys;
-    unit.first_key = index / tiles % ranges * kRangeKeys;
-    unit.tiles[0] = pool_tile(call, entry, slot * totals.needed_sets + needed, unit.first_key);
-    unit.tiles[1] = PoolTile{};
-    if (parts == 2 && slot % 2 == 0 && slot + 1 < tiles && table[slot + 1].batch == entry.batch)
-      unit.tiles[1] =
-          pool_tile(call, table[slot + 1], (slot + 1) * totals.needed_sets + needed, unit.first_key);
-    unit.end_key = max(unit.tiles[0].end_key, unit.tiles[1].end_key);
-    if (unit.end_key == 0) continue;
-    unit.set = set;
-    break;
-  }
-  return unit;
-}
-
-template <class T, int D>
-__device__ void pool_load(const PrefillCall& call, ScoreMemory<D, PoolUnit>& memory, int32_t chunk) {
-  using Shape = ScoreShape<D>;
-  constexpr int kKeys = Shape::kKeys, kParts = Shape::kParts;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  UnitWriter<PoolUnit> writer(memory.queue);
-  UnitReader<PoolUnit> reader(memory.queue);
-  const bool draws = warp == 0 && lane == 0;
-  if (draws) writer.put(draw_pool_unit<kParts>(call, chunk));
-  __syncwarp();
-  BlockLoader<T, D, kKeys> loader(call, warp, lane);
-  Ring<Shape::kStages> ring;
-  uint32_t q_parity = 1;
-  while (true) {
-    const PoolUnit unit = reader.next();
-    if (unit.set < 0) break;
-    const PoolRows rows(call, unit.set);
-    const int32_t last = divide_up(unit.end_key, kKeys) - 1, first = unit.first_key / kKeys;
-    KeyList keys;
-    keys.entries = unit.keys;
-    keys.batch = unit.batch;
-    bool drawn = false;
-    for (int32_t g = rows.kv_head_begin; g < rows.kv_head_end; ++g)
-      for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
-        keys.kv_head = g;
-        loader.begin(keys, last);
-        for (int32_t block = last; block >= first; --block) {
-          loader.look_ahead(block);
-          wait_barrier(memory.k_empty[ring.stage], ring.parity ^ 1);
-          loader.copy_keys(block, shared_address(memory.k[ring.stage]), memory.k_full[ring.stage],
-                           memory.exists[ring.stage]);
-          loader.next();
-          ring.next();
-          // The next unit, while there is work for some time.
-          if (!drawn && block == max(last - Shape::kStages, first)) {
-            drawn = true;
-            if (draws) writer.put(draw_pool_unit<kParts>(call, chunk));
-            __syncwarp();
-          }
-          if (block != last) continue;
-          wait_barrier(memory.q_empty, q_parity);
-          q_parity ^= 1;
-#pragma unroll
-          for (int i = 0; i < kParts; ++i) {
-            const PoolPart part(unit, rows, begin, i);
-            copy_queries<D>(call, shared_address(memory.q[i]), part.tile.row, begin, part.rows,
-                            rows.head_begin + (g - rows.kv_head_begin) * rows.heads, rows.heads, warp, lane);
-          }
-          arrive_after_copies(memory.q_full);
-        }
-      }
-  }
-}
-
-/// Keys lie on the rows of the product and packed query rows on its columns, so that a thread adds up most of
-/// a key's weight by itself.
-template <class T, int D>
-class PoolComputer : public ScoreComputer<PoolComputer<T, D>, ScoreMemory<D, PoolUnit>> {
-  using Memory = ScoreMemory<D, PoolUnit>;
-  using Base = ScoreComputer<PoolComputer<T, D>, Memory>;
-  friend Base;
-  using Base::call_;
-  using Base::group_;
-  using Base::kParts;
-  using Base::lane_;
-  using Base::memory_;
-  using Base::warp_;
-  static constexpr int kKeys = Memory::Shape::kKeys;
-  static constexpr int kAll = 1;  // named barrier of the computing threads
-  static constexpr int kThreads = Memory::Shape::kGroups * 128;
-
- public:
-  __device__ PoolComputer(const PrefillCall& call, Memory& memory, int32_t* histograms)
-      : Base(call, memory), histograms_(histograms) {}
-
-  __device__ void run() {
-    UnitReader<PoolUnit> reader(memory_.queue);
-    uint32_t q_parity = 0;
-    const int thread = static_cast<int>(threadIdx.x) - kLoadWarps * 32;
-    for (int i = thread; i < kParts * kWeightBins; i += kThreads) histograms_[i] = 0;
-    named_sync(kAll, kThreads);
-    while (true) {
-      const PoolUnit unit = reader.next();
-      if (unit.set < 0) break;
-      const PoolRows rows(call_, unit.set);
-      this->boxed_ = call_.box_rows == 0 ? 0 : unit.keys / kKeys;
-      bool fresh = true;
-      for (int32_t g = rows.kv_head_begin; g < rows.kv_head_end; ++g)
-        for (int32_t begin = 0; begin < pooled_rows(unit, rows); begin += kBlockRows) {
-          begin_part(unit, rows, g, begin, fresh);
-          fresh = false;
-          wait_barrier(memory_.q_full, q_parity);
-          q_parity ^= 1;
-          fence_async_proxy();
-          this->run_blocks(this->query_tile(own_part()), static_cast<uint32_t>(group_ % 2 * 64 * D * 2),
-                           divide_up(unit.end_key, kKeys) - 1, unit.first_key / kKeys);
-          this->release(memory_.q_empty);
-        }
-      named_sync(kAll, kThreads);
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const PoolTile& tile = unit.tiles[i];
-        if (tile.end_key == 0) continue;
-        int32_t* histogram = call_.histograms + int64_t{tile.place} * kWeightBins;
-        for (int bin = thread; bin < kWeightBins; bin += kThreads) {
-          const int32_t count = histograms_[i * kWeightBins + bin];
-          if (count == 0) continue;
-          atomicAdd(histogram + bin, count);
-          histograms_[i * kWeightBins + bin] = 0;
-        }
-      }
-      named_sync(kAll, kThreads);
-    }
-  }
-
- private:
-  /// What add() needs to know of a part; add() goes on from block to block with it.
-  struct Part {
-    float* weight;  // of the thread's key of the block
-    bool stores;    // whether the thread has a key whose weight is stored
-    bool fresh;     // the first rows of the unit: weights are set, not added to
-    // The thread's key less the first that is ranked, and how many are; none before the last rows are added.
-    uint32_t place, ranked;
-    uint32_t histogram;  // its tile's, an address in shared memory
-  };
-
-  __device__ void begin_part(const PoolUnit& unit, const PoolRows& rows, int32_t g, int32_t begin,
-                             bool fresh) {
-    const PoolPart part(unit, rows, begin, own_part());
-    // Of the last block; lanes 0 and 1 of a quad end up with the weights of its two keys. What the last block
-    // has beyond the tile's end is stored too, where nobody looks at it.
-    const int32_t key = (divide_up(unit.end_key, kKeys) - 1) * kKeys + group_ % 2 * 64 + warp_ * 16 +
-                        lane_ / 4 + 8 * (lane_ & 1);
-    Part& p = part_;
-    p.weight = call_.weights + int64_t{part.tile.place} * call_.weight_stride + key;
-    p.stores = part.rows > 0 && part.tile.end_key > 0 && (lane_ & 2) == 0;
-    p.fresh = fresh;
-    const bool last = g == rows.kv_head_end - 1 && part.rows <= kBlockRows;
-    const int32_t end = min(part.tile.recent_begin, part.tile.end_key);
-    p.place = static_cast<uint32_t>(key - part.tile.sinks);
-    p.ranked = last ? static_cast<uint32_t>(max(end - part.tile.sinks, 0)) : 0;
-    p.histogram = shared_address(histograms_ + own_part() * kWeightBins);
-    const int32_t head_begin = rows.head_begin + (g - rows.kv_head_begin) * rows.heads;
-    // Infinite for columns without a row, whose weights become zero. n / heads for n below 65536:
-    const uint32_t reciprocal = 0xFFFFFFFFu / static_cast<uint32_t>(rows.heads) + 1;
-    const float* lse = call_.lse + int64_t{part.tile.row} * call_.params.query_heads + head_begin;
-#pragma unroll
-    for (int c = 0; c < 32; ++c) {
-      const int32_t at = c / 2 * 8 + 2 * (lane_ & 3) + c % 2, n = begin + at;
-      const int32_t token =
-          rows.heads == 1 ? n : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), reciprocal));
-      lse_[c] = at < part.rows ? lse[token * call_.params.query_heads + n - token * rows.heads] : INFINITY;
-    }
-  }
-
-  // Warpgroups 0 and 1 take the two halves of a block's keys for the first part, the others for the second.
-  __device__ int own_part() const { return group_ / 2; }
-
-  __device__ void multiply(float (&scores)[64], uint32_t queries, uint32_t keys) {
-    const uint64_t q = row_descriptor<D>(queries), k = row_descriptor<D>(keys);
-#pragma unroll
-    for (int step = 0; step < D / 16; ++step)
-      Product<T, kBlockRows>::shared(scores, advance(k, step_bytes(step)), advance(q, step_bytes(step)),
-                                     step > 0);
-  }
-
-  __device__ void add(const float (&scores)[64], int32_t) {
-    float sums[2][2] = {}, powers[2][16];
-    // Added up one step later: a sum would wait for the exponential just before it.
-#pragma unroll
-    for (int step = 0; step < 5; ++step) {
-      if (step < 4) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i)
-          powers[step & 1][i] =
-              exp2_fast(fmaf(scores[16 * step + i], call_.scale_log2, -lse_[8 * step + i / 4 * 2 + (i & 1)]));
-      }
-      if (step > 0) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) sums[i >> 1 & 1][i & 1] += powers[(step - 1) & 1][i];
-      }
-    }
-    added_[0] = sums[0][0] + sums[0][1];
-    added_[1] = sums[1][0] + sums[1][1];
-  }
-
-  /// Weights of a block's keys, whose sums were added up before.
-  __device__ void settle() {
-    const float first = added_[0], second = added_[1];
-    const bool odd = (lane_ & 1) != 0;
-    float weight = (odd ? second : first) + __shfl_xor_sync(kFullWarp, odd ? first : second, 1);
-    weight += __shfl_xor_sync(kFullWarp, weight, 2);
-    Part& p = part_;
-    if (p.stores) {
-      if (!p.fresh) weight += *p.weight;
-      if (weight != weight) weight = kNanWeight;
-      *p.weight = weight;
-      if (p.place < p.ranked)
-        count_shared(p.histogram + static_cast<uint32_t>(weight_bin(__float_as_int(weight))) * 4);
-    }
-    p.weight -= kKeys;
-    p.place -= kKeys;
-    __syncwarp();
-  }
-
-  int32_t* const histograms_;  // [parts, kWeightBins] in shared memory
-  Part part_;
-  float added_[2] = {};  // of the thread's rows, for each of its two keys
-  float lse_[32];
-};
-
-template <int D>
-struct PoolMemory {
-  ScoreMemory<D, PoolUnit> score;
-  int32_t histograms[ScoreShape<D>::kParts][kWeightBins];
-};
-
-template <class T, int D>
-__global__ void __launch_bounds__(ScoreShape<D>::kThreads, 1)
-    prefill_pool_kernel(const __grid_constant__ PrefillCall call, int32_t chunk) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  PoolMemory<D>& memory = *reinterpret_cast<PoolMemory<D>*>(shared);
-  if (threadIdx.x == 0) memory.score.init();
-  __syncthreads();
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  if (threadIdx.x < kLoadWarps * 32) {
-    release_registers<ScoreShape<D>::kPoolLoadRegisters>();
-    pool_load<T, D>(call, memory.score, chunk);
-  } else {
-    take_registers<ScoreShape<D>::kPoolComputeRegisters>();
-    PoolComputer<T, D>(call, memory.score, memory.histograms[0]).run();
   }
 }
 
@@ -615,17 +541,8 @@ void launch_prefill_lse(const PrefillCall& call, cudaStream_t stream) {
   LaunchShape shape;
   shape.blocks = call.multiprocessors;
   shape.threads = ScoreShape<D>::kThreads;
-  shape.shared_bytes = sizeof(ScoreMemory<D, AttendUnit>);
+  shape.shared_bytes = sizeof(LseMemory<D>);
   launch("prefill_lse", prefill_lse_kernel<T, D>, shape, stream, call);
-}
-
-template <class T, int D>
-void launch_prefill_pool(const PrefillCall& call, int32_t chunk, cudaStream_t stream) {
-  LaunchShape shape;
-  shape.blocks = call.multiprocessors;
-  shape.threads = ScoreShape<D>::kThreads;
-  shape.shared_bytes = sizeof(PoolMemory<D>);
-  launch("prefill_pool", prefill_pool_kernel<T, D>, shape, stream, call, chunk);
 }
 
 }  // namespace kascade::cuda

@@ -23,6 +23,12 @@ __device__ inline void copy_async_16(uint32_t shared, const void* global, uint32
                : "memory");
 }
 
+/// The same with 4 bytes, by way of the first-level cache.
+__device__ inline void copy_async_4(uint32_t shared, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 // How soon a copied line leaves the second-level cache: before all others, or like them (what `createpolicy`
 // makes).
 constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictNormal = 0x1000000000000000;
