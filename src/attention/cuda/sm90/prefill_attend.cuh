@@ -532,7 +532,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   AttendMemory<D>& memory = *reinterpret_cast<AttendMemory<D>*>(shared);
   if (threadIdx.x == 0) {
-    memory.queue.init(kComputeWarps);
+    memory.queue.init(kComputeWarps, 1);
     for (int i = 0; i < AttendShape<D>::kStages; ++i) {
       init_barrier(memory.k_full[i], kFullArrivals);
       init_barrier(memory.v_full[i], kFullArrivals);

@@ -119,9 +119,10 @@ struct UnitQueue {
   Unit units[2];
   uint64_t full[2], empty[2];
 
-  __device__ void init(int compute_warps) {
+  /// writers: threads that put a unit.
+  __device__ void init(int compute_warps, uint32_t writers) {
     for (int i = 0; i < 2; ++i) {
-      init_barrier(full[i], 1);
+      init_barrier(full[i], writers);
       init_barrier(empty[i], static_cast<uint32_t>(kLoadWarps + compute_warps));
     }
   }
@@ -162,15 +163,14 @@ class UnitWriter {
     arrive(queue_.full[ring_.stage]);
     ring_.next();
   }
-  /// The same by all loading warps, of which one makes the unit, all its lanes the same; so no branch but for
-  /// that is between what a warp does before and after.
+  /// The same by all loading warps, of which one makes the unit; each of its lanes puts it, and arrives for
+  /// itself. So no branch but for that is between what a warp does before and after.
   template <class Make>
   __device__ void put_by(bool makes, const Make& make) {
     wait_barrier(queue_.empty[ring_.stage], ring_.parity ^ 1);
     if (makes) {
       queue_.units[ring_.stage] = make();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive(queue_.full[ring_.stage]);
+      arrive(queue_.full[ring_.stage]);
     }
     ring_.next();
   }

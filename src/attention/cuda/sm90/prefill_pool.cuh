@@ -231,7 +231,10 @@ __device__ void pool_load(const PrefillCall& call, PoolMemory<D>& memory, int32_
                 copy_slice<D, kPieces, kBlockRows>(call, shared_address(score.q[own]), tile.row, begin, there,
                                                    head_begin, rows.heads, kept_lane(lane));
               }
-              arrive_after_copies(full);
+              // Waited for here, as computing threads themselves read the log-sum-exps; there is time.
+              commit_copies();
+              wait_copies<0>();
+              arrive(full);
             }
             q_parity ^= 1;
           }

@@ -43,7 +43,7 @@ struct ScoreMemory {
   uint64_t q_full[slices], q_empty[slices];
 
   __device__ void init() {
-    queue.init(4 * Shape::kGroups);
+    queue.init(4 * Shape::kGroups, 32);
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(k_full[i], kFullArrivals);
       init_barrier(k_empty[i], 4 * Shape::kGroups);
