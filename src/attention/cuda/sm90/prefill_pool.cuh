@@ -228,8 +228,8 @@ __device__ void pool_load(const PrefillCall& call, PoolMemory<D>& memory, int32_
                 copy_box_by_one(shared_address(score.q[own]), &call.q_boxes.map, full, 0, head_begin,
                                 tile.row + division.token_of(begin), 0, 0);
               } else {
-                copy_slice<D, kPieces, kBlockRows>(call, shared_address(score.q[own]), tile.row, begin, there,
-                                                   head_begin, rows.heads, kept_lane(lane));
+                copy_slice<D, kScoreBatch, kBlockRows>(call, shared_address(score.q[own]), tile.row, begin,
+                                                       there, head_begin, rows.heads, kept_lane(lane));
               }
               // Waited for here, as computing threads themselves read the log-sum-exps; there is time.
               commit_copies();

@@ -61,7 +61,7 @@ struct ScoreMemory {
 constexpr int32_t kBlocksLeft = 4;
 
 // Copies of a loading warp that are made ready together, as its few registers allow.
-constexpr int kPieces = 4;
+constexpr int kScoreBatch = 4;
 
 /// The lane, for what is rarely done: else addresses for it would be kept in registers all the time.
 __device__ inline int kept_lane(int lane) { return static_cast<int>(kept(static_cast<uint32_t>(lane))); }
@@ -100,7 +100,7 @@ class KeyLoader {
     const bool exists = key < keys_;
     const uint32_t offset =
         exists ? page_ * call_.k_page_units + static_cast<uint32_t>(token_of(key)) * call_.k_token_units : 0;
-    copy_rows<kKeys, D, kPieces>(
+    copy_rows<kKeys, D, kScoreBatch>(
         tile, static_cast<const T*>(call_.params.k) + kv_head_ * call_.params.k_head_stride, offset,
         call_.kv_unit, exists, warp_, lane);
     arrive_after_copies(full);
