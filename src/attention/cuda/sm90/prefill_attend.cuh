@@ -63,6 +63,9 @@ __device__ inline int32_t unit_blocks(const AttendUnit& unit, int32_t heads) {
   return divide_up(max(row_limit(unit, unit.block.first + unit.block.rows - 1, heads), 0), kKeys);
 }
 
+// Keys (K and V, or K alone) that stay in the L2 cache beside all else.
+constexpr int64_t kCachedKeys = 32768;
+
 /// What the units of an attend launch mean.
 struct AttendWork {
   const PrefillCall& call;

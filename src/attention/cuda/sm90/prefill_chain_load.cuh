@@ -96,9 +96,6 @@ class Addresses {
   const uint32_t base_;
 };
 
-/// Keys of a head (K and V) of which this many stay in the L2 cache.
-constexpr int64_t kCachedKeys = 32768;
-
 /// Draws the units of a launch one by one: first the one with the block's index, then by a counter. All units
 /// of a head come together, so that its keys stay in the cache, or of as many heads as have them there; only
 /// the shortest come at the end, so that it is even. The work on the next unit is done in parts, so that

@@ -183,14 +183,12 @@ __device__ void copy_slice(const PrefillCall& call, uint32_t slice, int32_t row,
     copy_queries<D, batch, slice_rows>(call, slice, row, first, rows, head_begin, heads, i, lane);
 }
 
-// Keys of K that stay in the L2 cache beside all else.
-constexpr int64_t kTurnKeys = 32768;
-
 /// How many of so many heads' units come in turn: the more of them there are, the more even is the end, but
 /// keys of these heads should stay in the cache.
 __device__ inline int32_t heads_in_turn(int32_t heads, int64_t keys) {
   int32_t at_once = 1;
-  while (2 * at_once <= heads && heads % (2 * at_once) == 0 && 2 * at_once * keys <= kTurnKeys) at_once *= 2;
+  while (2 * at_once <= heads && heads % (2 * at_once) == 0 && 2 * at_once * keys <= kCachedKeys)
+    at_once *= 2;
   return at_once;
 }
 /// Index of the unit that comes index-th then, where units are counted head after head, `units` each.
